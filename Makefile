@@ -4,9 +4,9 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Seconds per fuzz target for `make fuzz`, which takes SECONDS=n too.
 FUZZ_SECONDS ?= $(or $(SECONDS),60)
-# Seconds for `make torture`, which takes SECONDS=n too; WORLDS=1 replays the world of a SEED.
+# Seconds for `make torture`, which takes SECONDS=n too; CASES=1 replays the case of a SEED.
 TORTURE_SECONDS ?= $(or $(SECONDS),120)
-WORLDS ?= 1000000
+CASES ?= 1000000
 # Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
@@ -16,8 +16,10 @@ EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
 # Writes whose client changes its memory meanwhile, the same.
 PCACHE_NET = $(CARGO) test --locked -p udm --features mutants --test pcache every_mutant
+# Drains, and power cuts after orderly ends, the same.
+ENDS = $(CARGO) test --locked -p udm --features mutants --test ends
 # Flushes of disks, the same.
-FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib disk::
+FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib -- disk:: device::tests::telling
 # The simulation, with those deliberate bugs that it must find.
 SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.
@@ -31,7 +33,7 @@ $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 endef
 # The same with the features that the nets are built with.
 define CLIPPY_NETS
-$(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --test ends --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
@@ -84,6 +86,7 @@ prove:
 	$(FLUSHES)
 	$(CACHE_NET) every_mutant
 	$(PCACHE_NET)
+	$(ENDS)
 	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)
@@ -112,11 +115,11 @@ fmt:
 TRACES ?= traces
 TRACE_FILES = $(wildcard $(addprefix $(TRACES)/,OLTP.lis.zst w106.trace.xz cloudPhysicsIO.csv))
 
-# Each study in small, under ten minutes; `udm bench all` takes its time.
+# Each study in small, under ten minutes; `udm-bench all` takes its time.
 bench: build
 	@scripts/install-tools.sh
 	@rm -rf report && mkdir report
-	target/release/udm bench all --small $(addprefix --trace ,$(TRACE_FILES)) \
+	target/release/udm-bench all --small $(addprefix --trace ,$(TRACE_FILES)) \
 	  --report report/index.html --json=report/bench.json --markdown report/summary.md \
 	  --numbers report/numbers.json
 	@if command -v chromium > /dev/null; then scripts/check-report.sh report/index.html; fi
@@ -150,7 +153,7 @@ schedules:
 
 torture:
 	$(CARGO) test --workspace --locked --test torture -- \
-	  --seconds $(TORTURE_SECONDS) --seed $(SEED) --worlds $(WORLDS)
+	  --seconds $(TORTURE_SECONDS) --seed $(SEED) --cases $(CASES)
 
 soak:
 	@scripts/soak.sh $(SOAK_SECONDS) $(SEED)

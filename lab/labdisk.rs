@@ -1,12 +1,12 @@
 //! labdisk: a disk with a volatile write cache, as an NBD server for QEMU.
 //!
-//!     labdisk FILE SOCKET SEED|nothing
+//!     labdisk FILE SOCKET SEED|none
 //!
-//! What was flushed, or written with FUA, is in FILE. Everything else is in this process's memory
-//! only. The disk loses power when its client goes away, however it goes: then each sector that
-//! was not flushed keeps its flushed content or gets what was written last, at random, by SEED;
-//! the last line printed says how many did what. With `nothing` as SEED, nothing of it survives. It
-//! serves one client and ends.
+//! Flushed data, and data written with FUA, is in FILE. All other data is in this process's memory
+//! only. The disk loses power when its client disconnects in any way: each unflushed sector then
+//! keeps its flushed content or gets its last write, at random, by SEED. The last line of output
+//! has the number of each. With `none` as SEED, no unflushed data survives. It serves one client
+//! and ends.
 //!
 //! Without dependencies, so that `rustc` alone builds it.
 
@@ -242,7 +242,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let outcome = match words[..] {
         [path, socket, seed] => run(path, socket, seed),
-        _ => Err(io::Error::other("usage: labdisk FILE SOCKET SEED|nothing")),
+        _ => Err(io::Error::other("usage: labdisk FILE SOCKET SEED|none")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

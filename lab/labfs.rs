@@ -7,14 +7,14 @@
 //!                                         operation is there, so is all that was acknowledged
 //!                                         before it began
 //!
-//! THREADS threads work side by side. What each one's n-th operation of a round does follows from
-//! SEED, so an acknowledgement is a number: a line `version start end` in ACKS/ROUND.THREAD, on
-//! stable storage outside the machine before the next operation begins. `start` and `end` are
-//! ticks of a clock that all threads share. Rounds follow each other on the same file system;
-//! versions never repeat. `check` models every file, and allows what a power cut may leave: the
-//! last durable version or any later one that was begun, never a torn sector, never other bytes.
-//! At the end of a log that was growing there may be zeroes: ext4 may store the new length before
-//! the bytes, when they go into a block that the file has already.
+//! THREADS threads work at the same time. SEED decides each thread's n-th operation of a round, so
+//! an acknowledgement is a number: a line `version start end` in ACKS/ROUND.THREAD, on stable
+//! storage outside the machine before the next operation begins. `start` and `end` are ticks of a
+//! clock that all threads share. Rounds follow each other on the same file system; versions never
+//! repeat. `check` models every file, and allows the last durable version, or any later one that
+//! was begun. It allows no torn sector and no other bytes. At the end of a log that was growing
+//! there may be zeroes: ext4 may store the new length before the bytes, if the bytes are in a block
+//! that the file already has.
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest.
 
@@ -183,7 +183,7 @@ fn work(root: &Path, acks: &Path, seed: u64, round: u64) -> Outcome<()> {
         for thread in started {
             thread.join().map_err(|_| "a thread panicked")??;
         }
-        Err("nobody cut the power".into())
+        Err("the power was not cut".into())
     })
 }
 
@@ -210,7 +210,7 @@ fn last_round(acks: &Path) -> Outcome<u64> {
     Ok(last)
 }
 
-/// What a thread did, in order.
+/// The operations of a thread, in order.
 fn history(acks: &Path, seed: u64, thread: u64) -> Outcome<Vec<Event>> {
     let mut events = Vec::new();
     for round in 1..=last_round(acks)? {
@@ -242,7 +242,8 @@ fn history(acks: &Path, seed: u64, thread: u64) -> Outcome<Vec<Event>> {
     Ok(events)
 }
 
-/// What is there: for each thing that has a version, the one it has. 0 is what setup made.
+/// The content of the file system: a version for each name, log and file. 0 is the version of
+/// setup.
 #[derive(Default)]
 struct Found {
     names: BTreeMap<(u64, u64), Option<u64>>,
@@ -291,7 +292,7 @@ impl Judge<'_> {
                     && action(self.seed, thread, version) == Action::Replace { name: number, len }
                     && bytes == content(thread, kind, version, 0, len);
                 if !is_right {
-                    self.wrong(&format!("t{thread}/name{number}: {len} bytes are no version's"));
+                    self.wrong(&format!("t{thread}/name{number}: {len} bytes match no version"));
                     continue;
                 }
             }
@@ -394,7 +395,8 @@ impl Judge<'_> {
         }
     }
 
-    /// What a name may be: newest first, down to the durable one. `None`: it is not there.
+    /// The versions that a name may have: newest first, down to the durable one. `None`: the name
+    /// does not exist.
     fn allowed_of(&self, thread: u64, name: u64, horizon: Moment) -> Vec<Option<u64>> {
         let mut allowed = Vec::new();
         for event in self.histories[thread as usize].iter().rev() {

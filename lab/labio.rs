@@ -17,7 +17,7 @@
 //! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed, `4` keeps to
 //! whole blocks of 4 KiB. LABIO_PIECE, in the environment, is how much `cat` and `check` read at a
 //! time (dm-writecache's mode `p` answers longer reads wrongly); LAB_MEMORY is a file in memory,
-//! from which data comes and where it goes (`memory.rs`).
+//! the source and destination of all data (`memory.rs`).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest too.
 
@@ -41,12 +41,12 @@ const WRITE_MAX: usize = 4 << 20;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// What one sector holds.
+/// The content of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
     /// Generator `p`: the sector's number and this version, 32 times.
     Version(u64),
-    /// Generator `c`: this byte everywhere. Zero is what was never written.
+    /// Generator `c`: this byte everywhere. A sector that was never written is zero.
     Byte(u8),
 }
 
@@ -345,7 +345,7 @@ fn run(device: &mut dyn Device, operations: &[Operation], with_base: bool) -> Ou
     Ok(())
 }
 
-/// What a sector may hold: the last durable value, and everything written to it since.
+/// The values that a sector may have: the last durable value, and each one written since.
 #[derive(Clone)]
 struct Allowed {
     durable: Content,
@@ -479,7 +479,7 @@ fn cat(device: &mut dyn Device) -> Outcome<()> {
     Ok(())
 }
 
-/// What the layout of pcache's media says of the log, in bytes.
+/// The layout of a pcache's log on its medium, in bytes.
 mod pcache {
     pub const SEGMENTS_AT: u64 = 20480;
     pub const SEGMENT: u64 = 16 << 20;
@@ -490,7 +490,7 @@ mod pcache {
     pub const KEYS_MAX: u64 = 128;
 }
 
-/// Only for a log on its first lap: what was there before the key set is zeroes.
+/// Only for a log on its first lap: the bytes before the key set are zeroes.
 fn tear(path: &str, head: &str, words: u64) -> Outcome<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let (segment, offset) = head.split_once(':').ok_or("not SEGMENT:OFFSET")?;

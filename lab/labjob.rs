@@ -6,12 +6,12 @@
 //!     labjob read FILE VERSIONS SECONDS THREADS    reads 4 KiB at random places, and prints how
 //!                                                  many of them there were in a second
 //!     labjob write FILE VERSIONS SECONDS THREADS   the same with writes
-//!     labjob check FILE VERSIONS                   every block is what it was made last
+//!     labjob check FILE VERSIONS                   every block holds its last version
 //!
 //! All I/O is past the page cache (O_DIRECT), and each thread has one at a time. A block of 4 KiB
 //! holds its number and its version, again and again; VERSIONS is a file elsewhere with the
 //! versions of all blocks, eight bytes for each. A thread writes blocks of its own. LAB_MEMORY, in
-//! the environment, is a file in memory, from which data comes and where it goes (`memory.rs`).
+//! the environment, is a file in memory, the source and destination of all data (`memory.rs`).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest.
 
@@ -81,7 +81,7 @@ impl Judged {
     }
 
     fn read(&self, number: u64, version: u64, block: &mut Block) -> io::Result<()> {
-        // What was there before is no answer.
+        // Old content of the buffer must not pass as an answer.
         block.0.fill(0xA5);
         self.file.read_exact_at(block.0, number * BLOCK)?;
         block.check(number, version)
@@ -112,7 +112,7 @@ fn fill(path: &str, bytes: u64, versions: &str) -> Outcome<()> {
     save(versions, &vec![0; blocks as usize])
 }
 
-/// What a thread has done: how often, and the versions that it has written.
+/// The operations of a thread: their number, and the versions that it has written.
 type Done = io::Result<(u64, Vec<(u64, u64)>)>;
 
 fn work(judged: &Judged, is_write: bool, thread: u64, threads: u64, end: Instant) -> Done {
@@ -145,7 +145,7 @@ fn work(judged: &Judged, is_write: bool, thread: u64, threads: u64, end: Instant
 fn job(path: &str, list: &str, is_write: bool, seconds: u64, threads: u64) -> Outcome<()> {
     let mut judged = Judged::open(path, list)?;
     if seconds == 0 || !(1..=judged.versions.len() as u64).contains(&threads) {
-        return Err("there is nothing to do".into());
+        return Err("SECONDS is 0, or THREADS is out of range".into());
     }
     let end = Instant::now() + Duration::from_secs(seconds);
     let ended: Vec<Done> = std::thread::scope(|scope| {

@@ -23,7 +23,7 @@ unsafe extern "C" {
     ) -> *mut c_void;
 }
 
-/// What of the file nobody has taken.
+/// The part of the file that is not in use.
 static REST: OnceLock<Mutex<&'static mut [u8]>> = OnceLock::new();
 
 /// Whole pages for as many bytes, which are taken for good.
@@ -42,7 +42,7 @@ pub fn take(bytes: usize) -> io::Result<&'static mut [u8]> {
         }
     }
     .lock()
-    .expect("nobody panics with it");
+    .expect("threads do not panic with this lock");
     let all = std::mem::take(&mut *rest);
     if all.len() < whole {
         return Err(io::Error::other("LAB_MEMORY is too short"));
@@ -57,8 +57,8 @@ fn map(path: &std::ffi::OsStr) -> io::Result<&'static mut [u8]> {
     const SHARED: c_int = 1;
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let len = file.metadata()?.len() as usize;
-    // SAFETY: a new mapping, which stays for ever. Who else has mapped the file stores there only
-    // what a call of this program's reads, as a device would.
+    // SAFETY: a new mapping, which is never unmapped. Another process that has mapped the file
+    // stores only into the target of a read call of this program, as a device would.
     unsafe {
         let at = mmap(std::ptr::null_mut(), len, READ_AND_WRITE, SHARED, file.as_raw_fd(), 0);
         if at.addr() == usize::MAX {

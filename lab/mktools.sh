@@ -48,6 +48,11 @@ for program in dmsetup blockdev nbd-client mkfs.ext4 e2fsck mkfs.xfs xfs_repair;
 done
 copy "$udm" udm
 strip "$root/usr/bin/udm"
+bench=$(dirname "$udm")/udm-bench
+if [ -x "$bench" ]; then
+  copy "$bench" udm-bench
+  strip "$root/usr/bin/udm-bench"
+fi
 cp "$scratch"/lab{io,fs,job} "$here/guest/stage2" "$root/lab/"
 chmod +x "$root"/lab/*
 echo "root:x:0:0:root:/tmp:/bin/sh" > "$root/etc/passwd"

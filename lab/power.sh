@@ -1,7 +1,7 @@
 # Sourced by the tests power_*: power cuts of the machine while udm runs inside it, its device
 # mounted through the kernel's NBD client, a file system at work on it.
 #
-# The backing device is a disk with a volatile write cache (labdisk): what was not flushed survives
+# The backing device is a disk with a volatile write cache (labdisk): unflushed data survives
 # or does not, at random. So is the cache device, if it is a disk. What the work was told to be
 # durable is written down outside the machine, in $work/acks, before it goes on.
 
@@ -30,8 +30,8 @@ cache_bytes() {
   esac
 }
 
-# disk NAME FILE [nothing]: serves FILE at $work/NAME.sock until the machine goes away, and keeps
-# of what was not flushed some, or nothing.
+# disk NAME FILE [none]: serves FILE at $work/NAME.sock until the machine goes away, and keeps
+# some of the unflushed sectors, or none.
 disk() {
   rm -f "$work/$1.sock"
   cuts=$((cuts + 1))

@@ -11,6 +11,7 @@ to=${DESTDIR:-}$prefix
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 
 install -D -m 755 target/release/udm "$to/bin/udm"
+install -D -m 755 target/release/udm-bench "$to/bin/udm-bench"
 install -D -m 755 target/release/libudm_capi.so "$to/lib/libudm.so.$version"
 ln -sf "libudm.so.$version" "$to/lib/libudm.so.0"
 ln -sf libudm.so.0 "$to/lib/libudm.so"

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Puts the main numbers of the last `make bench` into docs/bench-numbers.json, and from there into
-# README.md (one table) and docs/benchmarks.md (all of them), between their marks. The test that
-# holds the documents against the numbers (crates/bench/tests/readme.rs) writes them here.
+# README.md (one table) and docs/benchmarks.md (one table for each question, and every missed target),
+# between their marks. The test that compares the documents with the numbers
+# (crates/bench/tests/readme.rs) writes them.
 #
 #   make bench TRACES=/path/to/traces && scripts/readme-numbers.sh
 #   scripts/readme-numbers.sh docs/bench-numbers.json     shows the same numbers again

@@ -2,7 +2,8 @@
 # Builds the tests of the workspace, then runs their programs, three at a time: most tests wait for
 # servers that they started, which cargo's own order, one program after the other, leaves idle.
 # The examples in the documentation are one more program, which cargo builds while others run.
-# What a program prints is shown when it ends. All of them run, whatever fails.
+# What a program prints is shown when it ends. All of them run, whatever fails. A program that hangs
+# is ended after PROGRAM_SECONDS, and what it printed names the test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -10,6 +11,7 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 # Who builds again and again has what cargo keeps for that, and goes on with it. Else nothing is
 # kept: a first build takes a fifth less time then.
 [ -n "$(ls "${CARGO_TARGET_DIR:-target}/debug/incremental" 2> /dev/null)" ] || export CARGO_INCREMENTAL=0
+export PROGRAM_SECONDS=${PROGRAM_SECONDS:-1200}
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
@@ -27,8 +29,9 @@ run() {
     "$cargo" test --workspace --locked --doc > "$log" 2>&1 < /dev/null || status=$?
   else
     cd "$folder"
-    CARGO_MANIFEST_DIR=$folder "$program" > "$log" 2>&1 < /dev/null || status=$?
+    CARGO_MANIFEST_DIR=$folder timeout -k 10 "$PROGRAM_SECONDS" "$program" > "$log" 2>&1 < /dev/null || status=$?
   fi
+  [ $status -ne 124 ] || echo "ended after $PROGRAM_SECONDS s: a test hangs" >> "$log"
   # One write, so that two programs' lines do not mix.
   { echo "== ${program##*/}: $SECONDS s"; cat "$log"; } > "$log.shown"
   cat "$log.shown"

@@ -11,9 +11,9 @@ echo "LAB: Linux $(uname -r)"
 mkdir -p /tmp/disk
 mkfs.xfs -q -f /dev/vda || die mkfs
 mount -t xfs /dev/vda /tmp/disk || die mount
-udm bench iomodes --small --size 64M --path /tmp/disk --json=/mnt/host/xfs.json || die "iomodes"
+udm-bench iomodes --small --size 64M --path /tmp/disk --json=/mnt/host/xfs.json || die "iomodes"
 # Its file lies on XFS, too: pages of files in memory are not written out.
-TMPDIR=/tmp/disk udm bench pagecache --small --path /dev/vdb --overwrite --device /dev/vdc --destroy \
+TMPDIR=/tmp/disk udm-bench pagecache --small --path /dev/vdb --overwrite --device /dev/vdc --destroy \
   --json=/mnt/host/raw.json || die "pagecache"
 umount /tmp/disk || die umount
 xfs_repair -n /dev/vda || die "xfs_repair"

@@ -4,7 +4,7 @@
 #   study.sh FS FILE-MIB SECONDS WHO...
 #
 # udm has /dev/vda (origin), /dev/vdb (cache) and /dev/vdc (metadata), the kernel's target /dev/vdd,
-# /dev/vde and /dev/vdf, and `fast` is /dev/vdg alone; `door` is the same disk as udm's `linear`, by
+# /dev/vde and /dev/vdf, and `fast` is /dev/vdg alone; `export` is the same disk as udm's `linear`, by
 # ublk: what the way to udm and back costs without a cache. The origins answer after 10 ms. FS is made
 # and the file written when WHO comes first; each time it is read and written then, by one and by 16
 # threads: "STUDY WHO JOB THREADS RATE HITS", hits in percent. In the end both caches are drained, and
@@ -26,7 +26,7 @@ slow slow-udm /dev/vda
 slow slow-kernel /dev/vdd
 
 # Where it has its file: two WHO share one.
-place() { [ "$1" = door ] && echo fast || echo "$1"; }
+place() { [ "$1" = export ] && echo fast || echo "$1"; }
 has_cache() { [ "$(place "$1")" != fast ]; }
 origin() { has_cache "$1" && echo "/dev/mapper/slow-$1" || echo /dev/vdg; }
 table() {
@@ -40,7 +40,7 @@ table() {
 attach() {
   case $1 in
     fast) disk=/dev/vdg ;;
-    door)
+    export)
       udm create lab --export ublk:0 --table "0 $(blockdev --getsz /dev/vdg) linear /dev/vdg 0" ||
         die "udm create"
       disk=/dev/ublkb0 ;;
@@ -67,7 +67,7 @@ hits() {
 detach() {
   case $1 in
     fast) ;;
-    udm | door) udm remove lab || die "udm remove" ;;
+    udm | export) udm remove lab || die "udm remove" ;;
     kernel) dmsetup remove lab || die "dmsetup remove" ;;
   esac
 }

@@ -263,7 +263,7 @@ shared() {
   attach udm
   kill -9 "$(server_pid)"
   udm create lab --export "ublk:0$keep" --table "$(udm_table $size)" 2> /tmp/refused && die "it shares now"
-  grep -q "was made without shared=" /tmp/refused || die "$(cat /tmp/refused)"
+  grep -q "was created without shared=" /tmp/refused || die "$(cat /tmp/refused)"
   udm create lab --export ublk:0 --table "$(udm_table $size)" || die "udm create"
   labjob check $disk /tmp/versions || die "other data"
   detach udm
@@ -322,16 +322,55 @@ resize() {
   # A disk in use stays, unless it is forced.
   udm remove half 2> /tmp/refused && die "a mounted disk was removed"
   grep -q '1 client' /tmp/refused || die "$(cat /tmp/refused)"
-  umount /tmp/disk
-  # Its server dies; the device is forgotten, and its disk with it.
+  # Its server dies; the device is forgotten, and its disk with it, mounted or not.
   kill -9 "$(server_pid half)"
   [ -b /dev/ublkb5 ] || die "no disk waits"
   udm create other --export ublk:5 --table "0 8 zero" 2> /tmp/refused && die "another took it over"
-  grep -q 'is not this device' /tmp/refused || die "$(cat /tmp/refused)"
-  udm remove half --force > /tmp/forgotten || die "forget"
-  grep -q '/dev/ublkb5 is gone' /tmp/forgotten || die "$(cat /tmp/forgotten)"
+  grep -q 'does not belong to this device' /tmp/refused || die "$(cat /tmp/refused)"
+  timeout 30 udm remove half --force > /tmp/forgotten || die "forget"
+  grep -q '/dev/ublkb5 is deleted' /tmp/forgotten || die "$(cat /tmp/forgotten)"
   [ ! -e /dev/ublkb5 ] && [ ! -e /dev/ublkc5 ] || die "a disk is left"
+  udm create taken --export ublk:5 --table "0 8 zero" 2> /tmp/refused && die "a number in use"
+  umount /tmp/disk || die "umount of a disk that is gone"
+  # A program that has a disk open does not keep it from being removed.
+  udm create held --export ublk:5 --table "0 2048 zero" || die "the number is not free"
+  exec 7< /dev/ublkb5
+  timeout 30 udm remove held --force || die "remove of an open disk"
+  # Only its number stays in use, until the program closes the disk.
+  udm create held --export ublk:5 --table "0 2048 zero" 2> /tmp/refused && die "an open number"
+  grep -q 'deleted while a program had it open' /tmp/refused || die "$(cat /tmp/refused)"
+  exec 7<&-
+  split
   echo "LAB: a disk grew, and was forgotten"
+}
+
+# split_with EXPORTS...: a device with these exports, of which the last may not open.
+split_with() { udm create split "$@" --table "0 8192 linear /dev/vda 0" 2> /tmp/refused; }
+
+# If one of two exports does not open, a new disk is deleted, and the disk of a dead server waits.
+split() {
+  none='nbd+unix:///?socket=/none/socket'
+  split_with --export ublk:6 --export "$none" && die "a socket in a directory that does not exist"
+  [ ! -e /dev/ublkb6 ] && [ ! -e /dev/ublkc6 ] || die "a disk is left"
+  split_with --export ublk:6 || die "$(cat /tmp/refused)"
+  mkfs.ext4 -q -F /dev/ublkb6 && mount -t ext4 /dev/ublkb6 /tmp/disk || die mount
+  kill -9 "$(server_pid split)"
+  echo waits > /tmp/disk/x && sync & syncing=$!
+  split_with --export ublk:6 --export "$none" && die "a socket in a directory that does not exist"
+  [ -b /dev/ublkb6 ] || die "the disk does not wait"
+  kill -0 $syncing || die "a write did not wait for the next server"
+  split_with --export ublk:6 || die "$(cat /tmp/refused)"
+  wait $syncing || die "a write that waited for the next server"
+  [ "$(cat /tmp/disk/x)" = waits ] && umount /tmp/disk || die umount
+  fsck ext4 /dev/ublkb6
+  udm remove split || die "remove"
+}
+
+# same_unit FILE: a limit of the disk is that of /dev/vda; 0 there is a sector.
+same_unit() {
+  below=$(cat /sys/block/vda/queue/$1) own=$(cat /sys/block/ublkb0/queue/$1)
+  [ "$below" != 0 ] || below=512
+  [ "$own" = "$below" ] || die "$1 is $own, and $below below"
 }
 
 # Requests that make no sense, and those that the driver makes of what users do.
@@ -340,7 +379,10 @@ odd() {
   [ "$(ls /sys/block/ublkb0/mq | wc -l)" = 2 ] || die "not two queues"
   [ "$(cat /sys/block/ublkb0/queue/fua)" = 1 ] || die "no FUA"
   [ "$(cat /sys/block/ublkb0/queue/write_cache)" = "write back" ] || die "no write cache"
-  [ "$(cat /sys/block/ublkb0/queue/discard_granularity)" = 512 ] || die "discards"
+  # The units of the device below.
+  for unit in logical_block_size physical_block_size minimum_io_size discard_granularity; do
+    same_unit $unit
+  done
   labio gen 7 $((65536 * 512)) 600 300000 dzfs > /tmp/ops && labio run /dev/ublkb0 /tmp/ops &&
     labio check /dev/ublkb0 /tmp/ops || die "random operations"
   udm suspend odd || die suspend

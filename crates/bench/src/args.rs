@@ -1,4 +1,4 @@
-//! The arguments of `udm bench`.
+//! The arguments of `udm-bench`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,31 +19,32 @@ pub enum StudyName {
     Job,
     /// Write, FUA write, flush, read hit, read miss: percentiles, in process and over NBD
     Latency,
-    /// Bursts into a full cache beside an empty one, and writes without pause: rates over time
+    /// Bursts into a full and into an empty cache, and writes without pause: rates over time
     Steady,
     /// More threads, a fuller cache, more dirty data, larger requests
     Scaling,
-    /// A 4 KiB write in process beside the bare durable copy of the same bytes
+    /// A 4 KiB write in process, compared with a bare durable copy of the same bytes
     Write,
-    /// 4 KiB requests over a Unix socket, beside nbdkit's memory plugin
+    /// 4 KiB requests over a Unix socket, compared with nbdkit's memory plugin
     Nbd,
     /// The ways to one device: in process, vhost-user with and without polling, NBD
-    Doors,
-    /// Dirty data on its way to the backing device, beside what fio writes there
+    Exports,
+    /// Write-back to the backing device, compared with the speed of fio there
     Writeback,
     /// How long attaching takes, by the number of keys in the log, or of entries
     Recovery,
     /// Memory per cached block, and bytes written to the cache device per byte
     Footprint,
-    /// The writecache target: mode p by block size and instruction, mode s beside fio
+    /// The writecache target: mode p by block size and instruction, mode s next to fio
     Writecache,
     /// A block device and a file, past the page cache and through it, cold and warm
     Pagecache,
-    /// What each mode of I/O is worth: alone, four writers, beside readers, beside another mode
+    /// The modes of I/O: alone, four writers, next to readers, next to another mode
     Iomodes,
-    /// What stays in the cache, by its size, beside the policies of the literature and the ceiling
+    /// Hit ratios by cache size, compared with policies of the literature and with the optimum
     Hitratio,
-    /// The target cache: bytes from a new hot set until most of it is hit, beside the kernel's smq
+    /// The target cache: bytes after a change of the hot set until most of it is hit, and the same
+    /// for the kernel's smq
     Adapt,
     /// The target cache over a slow disk: the published study's loads, hits, write-back, opening
     Dmcache,
@@ -134,14 +135,14 @@ impl IoName {
     }
 }
 
-/// What `udm bench` does besides measuring.
+/// Commands of `udm-bench` that do not measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Compare two runs: what --json wrote, or reports
     Compare(CompareArgs),
 }
 
-/// Arguments of `udm bench compare`.
+/// Arguments of `udm-bench compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// The first run: what --json wrote, or a report
@@ -156,7 +157,7 @@ pub struct CompareArgs {
     pub report: Option<PathBuf>,
 }
 
-/// Arguments of `udm bench`.
+/// Arguments of `udm-bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Without --path, files are made in the folder for temporary files, and removed afterwards. A file or
@@ -164,18 +165,18 @@ device that exists is used only with --overwrite. Ratios within one run are what
 study says whether the machine was too noisy to trust its absolute numbers.
 
 Examples:
-  udm bench randwrite --path /data/test.img     the story in two screens
-  udm bench latency --target writecache-p
-  udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
-  udm bench iomodes --path /data                what ?io= means there
-  udm bench pagecache --device /dev/nvme1n1     reads of it; --destroy for writes
-  udm bench doors                               what each way to a device costs
-  udm bench hitratio --trace OLTP.lis.zst
-  udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
-  udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
-  udm bench all --small --report report.html --json=results.json
-  udm bench --from results.json --markdown numbers.md
-  udm bench compare before.json after.json      what has changed between two runs")]
+  udm-bench randwrite --path /data/test.img     a summary in two screens
+  udm-bench latency --target writecache-p
+  udm-bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
+  udm-bench iomodes --path /data                what ?io= means there
+  udm-bench pagecache --device /dev/nvme1n1     reads of it; --destroy for writes
+  udm-bench exports                               the cost of each export of a device
+  udm-bench hitratio --trace OLTP.lis.zst
+  udm-bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
+  udm-bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
+  udm-bench all --small --report report.html --json=results.json
+  udm-bench --from results.json --markdown numbers.md
+  udm-bench compare before.json after.json      what has changed between two runs")]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
     /// Instead of measuring
@@ -190,7 +191,7 @@ pub struct BenchArgs {
     /// randwrite, job, latency, steady, writeback, recovery, footprint: the target to measure
     #[arg(long, value_enum, default_value = "pcache")]
     pub target: TargetName,
-    /// The cache device; without it, a file in /dev/shm, or beside --path's for mode s
+    /// The cache device; without it, a file in /dev/shm, or next to --path's file for mode s
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
     /// Bytes of the caches that are made; without it, 512 MiB
@@ -203,7 +204,7 @@ pub struct BenchArgs {
     /// a loop device
     #[arg(long, value_name = "PATH")]
     pub device: Option<PathBuf>,
-    /// pagecache: write to --device: what is on it is lost
+    /// pagecache: allow writes to --device, which destroy its data
     #[arg(long, requires = "device")]
     pub destroy: bool,
     /// Let writers wait when this percentage of memory is dirty (vm.dirty_ratio, for root; half of
@@ -234,7 +235,7 @@ pub struct BenchArgs {
     /// How often each measure is repeated; medians are shown
     #[arg(long, alias = "rounds", value_name = "N")]
     pub repeats: Option<usize>,
-    /// Print JSON instead of text, or write it to FILE beside the text
+    /// Print JSON instead of text, or also write it to FILE
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "-")]
     pub json: Option<PathBuf>,
@@ -247,7 +248,7 @@ pub struct BenchArgs {
     /// Write the main numbers to FILE, as JSON, which --from takes
     #[arg(long, value_name = "FILE")]
     pub numbers: Option<PathBuf>,
-    /// Measure nothing, but show what --json or --numbers wrote to FILE
+    /// Show the results in FILE (written with --json or --numbers) instead of measuring
     #[arg(long, value_name = "FILE", conflicts_with = "studies")]
     pub from: Option<PathBuf>,
     /// Exit with 1 if a promise is broken
@@ -258,11 +259,11 @@ pub struct BenchArgs {
     pub job: JobArgs,
 }
 
-/// The load, in fio's terms; what is not given is the study's own choice.
+/// The load, in fio's terms. The study chooses missing values.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Load, in fio's terms")]
 pub struct JobArgs {
-    /// What is done
+    /// The operations of the load
     #[arg(long, value_enum)]
     pub rw: Option<Rw>,
     /// Bytes of a request: 4k, 1m
@@ -324,7 +325,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
         Some('t') => (&lower[..lower.len() - 1], 40),
         _ => (lower, 0),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no size; try 4k or 1m"))?;
+    let number: u64 =
+        digits.parse().map_err(|_| format!("'{text}' is not a size; try 4k or 1m"))?;
     let bytes = number.checked_mul(1 << shift).ok_or("too large")?;
     match bytes > 0 && bytes.is_multiple_of(udm::units::SECTOR) {
         true => Ok(bytes),

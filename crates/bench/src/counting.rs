@@ -36,7 +36,7 @@ impl Written {
 /// Memory that counts what is stored to it.
 #[derive(Debug)]
 pub struct CountingPmem<P> {
-    /// Where it goes.
+    /// The destination.
     pub below: P,
     /// The count.
     pub written: Arc<Written>,
@@ -77,7 +77,7 @@ impl<P: Pmem> Pmem for CountingPmem<P> {
 /// A disk that counts what is written to it.
 #[derive(Debug)]
 pub struct CountingDisk {
-    /// Where it goes.
+    /// The destination.
     pub below: Arc<dyn Disk>,
     /// The count.
     pub written: Arc<Written>,

@@ -1,9 +1,8 @@
-//! Processor time: a thread's, the process', that of other threads by their name, and that of a
-//! child.
+//! Processor time: of a thread, of the process, of other threads by their name, and of a child.
 //!
-//! A request costs what its caller's thread spends, and what others spend for it: the background
-//! that writes back, the door that talks to clients. Wall-clock time hides the second part as long
-//! as a processor is free for it.
+//! A request costs the time of its caller's thread, and the time of other threads that work for it:
+//! the background that writes back, the export's threads. Wall-clock time hides the second part
+//! while a processor is free for it.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -12,7 +11,7 @@ fn nanos(clock: ClockId) -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// What the calling thread has spent, in nanoseconds.
+/// Time of the calling thread, in nanoseconds.
 pub fn of_thread() -> f64 {
     nanos(ClockId::ThreadCPUTime)
 }
@@ -34,8 +33,8 @@ pub fn of_program() -> f64 {
     usage.ru_utime.tv_sec as f64 * 1e9 + usage.ru_utime.tv_usec as f64 * 1e3
 }
 
-/// What the threads of this process with this name have spent, in nanoseconds: within a tick of
-/// the kernel if they run just now.
+/// Time of the threads of this process with this name, in nanoseconds; for running threads within a
+/// tick of the kernel.
 pub fn of_threads(name: &str) -> f64 {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0.0 };
     let read = |task: &std::fs::DirEntry, file: &str| {
@@ -65,9 +64,9 @@ pub fn sleeps_of_threads(name: &str) -> f64 {
     sleeps.sum()
 }
 
-/// What a child has spent, in nanoseconds, with its threads that have ended. It has not been waited
-/// for yet, so that the number is its own. Not from `/proc/PID/stat`, which counts in ticks of
-/// 10 ms: a short measurement may see none.
+/// Time of a child and its ended threads, in nanoseconds. The child has not been waited for yet, so
+/// the number is the child's own. `/proc/PID/stat` is not used: it counts in ticks of 10 ms, and a
+/// short measurement may show none.
 pub fn of_child(pid: u32) -> f64 {
     let mut clock: libc::clockid_t = 0;
     // SAFETY: the call writes one number, to a place that is ours.
@@ -87,7 +86,7 @@ pub struct Spent {
     pub clients: f64,
     /// Of all others of the process while the clients ran: the background.
     pub beside: f64,
-    /// Of the background afterwards, until everything was written back.
+    /// Time of the background afterwards, until all data was written back.
     pub after: f64,
 }
 
@@ -98,7 +97,7 @@ impl Spent {
     }
 }
 
-/// Tells clients' processor time from that of the rest of the process.
+/// Separates clients' processor time from the rest of the process.
 #[derive(Debug)]
 pub struct Meter {
     before: f64,
@@ -148,7 +147,7 @@ mod tests {
                 of_threads("udm-burns-a-long-name")
             });
             let seen = thread.expect("a thread").join().expect("no panic");
-            // Other tests of this process have no thread of this name.
+            // No other test of this process has a thread of this name.
             assert!((20e6..60e6).contains(&seen), "{seen}");
         });
         meter.clients_done(of_thread() - own);

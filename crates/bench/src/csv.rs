@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use crate::results::{Plot, PlotKind};
 use crate::unit::Unit;
 
-/// The numbers of `plot`: a line for each place on the x axis (for bars: each group), a column for
-/// each contender. Numbers are plain; the head says what they count.
+/// The numbers of `plot`: a line for each position on the x axis (for bars: each group), a column
+/// for each subject. Numbers are plain; the header gives their units.
 pub fn of_plot(plot: &Plot) -> String {
     let head = match plot.kind {
         PlotKind::Bars => "group".to_owned(),

@@ -1,12 +1,12 @@
-//! How much of memory may be dirty before the kernel makes writers wait, and before it begins to
-//! write out by itself: what is set, and another ratio for one run.
+//! The kernel's limits for dirty memory, above which writers wait or the kernel begins to write
+//! out: reads the current limits, and sets others for one run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::afterwards::Afterwards;
+use crate::cleanup::Afterwards;
 
 /// Where the kernel has its settings.
 const FOLDER: &str = "/proc/sys/vm";
@@ -52,7 +52,7 @@ impl DirtyRatio {
     }
 }
 
-/// What is set, in words.
+/// The current setting, in words.
 pub fn in_words() -> String {
     in_words_of(Path::new(FOLDER))
 }
@@ -114,7 +114,7 @@ mod tests {
     fn bytes_that_were_set_are_put_back_as_bytes() {
         let folder = settings([0, 1 << 28, 10, 0]);
         drop(DirtyRatio::set_in(folder.path(), 40).unwrap());
-        // The kernel itself makes the ratio 0 then; this folder has no kernel.
+        // The kernel itself sets the ratio to 0 then; this folder simulates the files only.
         assert_eq!(now(&folder), [40, 1 << 28, 10, 0]);
         let text = in_words_of(folder.path());
         assert_eq!(text, "writers wait at 268435456 bytes of memory, write-out begins at 10 %");

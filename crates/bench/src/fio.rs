@@ -11,7 +11,7 @@ use crate::job::Job;
 /// Requests are counted over time in slices of this length.
 const LOG_MILLISECONDS: u64 = 100;
 
-/// What a job reached.
+/// The result of a job.
 #[derive(Clone, Debug)]
 pub struct JobResult {
     /// Requests per second.
@@ -32,7 +32,7 @@ pub struct JobResult {
 pub fn nbd(socket: &Path, job: &Job, percents: &[f64]) -> Result<JobResult> {
     let arguments = nbd_arguments(socket, job);
     let reads = job.rw.read_percent(job.rwmixread);
-    // Of a mixed load, the writes' times.
+    // The write times of a mixed load.
     run(if reads == 100 { "read" } else { "write" }, reads, &arguments, percents)
 }
 
@@ -106,7 +106,7 @@ pub struct Section {
     pub path: PathBuf,
     /// Whether it passes the page cache by.
     pub is_direct: bool,
-    /// What it does, until its time is over; what it wrote is durable then.
+    /// Runs the job until its time ends. Its writes are durable then.
     pub job: Job,
 }
 

@@ -12,7 +12,7 @@ pub fn bytes_in_use() -> u64 {
     (info.uordblks + info.hblkhd) as u64
 }
 
-/// Bytes in use, where the C library keeps no account: what the kernel sees.
+/// Bytes in use as the kernel counts them, if the C library keeps no count.
 #[cfg(not(target_env = "gnu"))]
 pub fn bytes_in_use() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,29 +1,19 @@
-//! The report: one HTML file with everything in it, a page for each study.
+//! The report: one self-contained HTML file, a page for each study.
 //!
-//! 1. It loads nothing and runs nothing: text, tables and SVG, readable on paper.
+//! 1. It loads no resources and runs no scripts: text, tables and SVG, readable on paper.
 //! 2. It is well-formed XML as well, so that any tool can read it.
-//! 3. Its data are in it as JSON; a later run adds its pages to those, in place of older pages of
+//! 3. It contains its data as JSON; a later run adds its pages to them, in place of older pages of
 //!    the same studies.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::results::{Flame, Plot, Study, Table};
+use crate::results::{Flame, Page, Plot, Study, Table};
 use crate::svg::{draw, escape};
-use crate::{csv, flame, ladder};
-
-/// A study, and where it ran.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Page {
-    /// Where and when.
-    pub machine: Machine,
-    /// What was found.
-    pub study: Study,
-}
+use crate::{csv, flame, summary};
 
 const DATA_START: &str = "<script type=\"application/json\" id=\"udm-bench\">";
 const DATA_END: &str = "</script>";
@@ -61,7 +51,7 @@ pub fn add(path: &Path, pages: Vec<Page>) -> Result<()> {
     let mut all = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         text => read(&text.with_context(|| path.display().to_string())?)
-            .with_context(|| format!("{} is no report of udm bench", path.display()))?,
+            .with_context(|| format!("{} is not a report of udm bench", path.display()))?,
     };
     for page in pages {
         match all.iter_mut().find(|old| old.study.name == page.study.name) {
@@ -80,9 +70,9 @@ pub fn add(path: &Path, pages: Vec<Page>) -> Result<()> {
 /// The pages that a report's text holds.
 pub fn read(text: &str) -> Result<Vec<Page>> {
     let (_, data) = text.split_once(DATA_START).context("no data in it")?;
-    let (data, _) = data.split_once(DATA_END).context("its data have no end")?;
+    let (data, _) = data.split_once(DATA_END).context("its data does not end")?;
     let pages: Vec<Page> = serde_json::from_str(data).context("its data")?;
-    ensure!(!pages.is_empty(), "it has no pages");
+    ensure!(!pages.is_empty(), "it contains no pages");
     Ok(pages)
 }
 
@@ -94,10 +84,10 @@ pub fn write(pages: &[Page]) -> Result<String> {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <link rel=\"icon\" href=\"data:,\"/>\n\
          <title>udm bench</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>udm bench</h1>\n\
-         <p>What udm's caches do on one machine, beside what they are compared with in the same \
-         run. Ratios within a run travel to other machines; absolute numbers do not.</p>\n"
+         <p>udm's caches on one machine, with other programs measured in the same \
+         run. Ratios within a run hold on other machines; absolute numbers do not.</p>\n"
     );
-    out.push_str(&ladder::write(pages));
+    out.push_str(&summary::write(pages));
     out.push_str("<nav>");
     for page in pages {
         let name = escape(&page.study.name);
@@ -259,7 +249,7 @@ mod tests {
         let path = folder.path().join("letter.html");
         std::fs::write(&path, "<html>dear</html>").unwrap();
         let error = add(&path, vec![page("a", "x")]).unwrap_err();
-        assert!(format!("{error:#}").contains("letter.html is no report of udm bench"));
+        assert!(format!("{error:#}").contains("letter.html is not a report of udm bench"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "<html>dear</html>");
     }
 }

@@ -7,7 +7,7 @@ use udm::units::{GIB, KIB, MIB};
 
 use crate::unit::Unit;
 
-/// What a job does, by fio's names.
+/// The operation of a job, by fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lowercase")]
 // fio's own names.
@@ -58,7 +58,7 @@ impl Rw {
 /// A load.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What is done.
+    /// The operation.
     pub rw: Rw,
     /// Bytes of a request.
     pub bs: u64,
@@ -135,7 +135,7 @@ impl Job {
         text
     }
 
-    /// fio's arguments, without those that say where.
+    /// fio's arguments, without the arguments for files and devices.
     pub fn fio_arguments(&self) -> Vec<String> {
         let mut arguments = vec![
             format!("--rw={}", self.rw.name()),

@@ -1,33 +1,35 @@
-//! `udm bench`: measures udm and what it is compared with, in one run.
+//! `udm-bench`: measures udm and its competitors in one run.
 //!
-//! Absolute numbers depend on the machine and on its other load. Promises are therefore ratios,
-//! each from contenders that take turns within one round, and every study says whether the machine
-//! was too noisy.
+//! Absolute numbers depend on the machine and on its other load. Targets are therefore ratios of
+//! subjects that take turns within one round, and every study reports whether the machine was too
+//! noisy.
 //!
-//! | module | what it does |
+//! | module | task |
 //! |---|---|
 //! | [`args`], `job` | arguments; loads in fio's terms |
 //! | `studies` | one file for each study |
-//! | `trace`, `policies`, `paper` | recorded requests; caches on paper |
+//! | `trace`, `policies`, `simulator` | recorded requests; simulated caches |
 //! | `load`, `fio` | the load generator; fio as a user runs it |
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
 //! | `slow` | a disk with an arm, in memory |
-//! | `meminfo`, `dirty_ratio` | what the kernel says of the page cache, and when writers wait |
+//! | `meminfo`, `dirty_ratio` | the kernel's counters of the page cache; its limits for writers |
 //! | `loopdev` | a block device over a file |
-//! | `afterwards` | what happens when a run has ended, also if it is killed |
-//! | `keeper` | a device's background work, on the calling thread |
-//! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
+//! | `cleanup` | cleanup after a run, even if it is killed |
+//! | `background` | a device's background work, on the calling thread |
+//! | `counting`, `heap` | bytes written to a cache device; memory that the process has allocated |
 //! | `results`, `unit`, `stats` | the numbers |
-//! | `terminal`, `html`, `svg`, `ladder`, `markdown`, `csv` | how they are shown |
-//! | `versus` | two runs, compared |
-//! | `flame`, `perf` | where time goes: samples of stacks |
+//! | `terminal`, `html`, `svg`, `summary`, `markdown`, `csv` | output |
+//! | `published` | the tables of docs/benchmarks.md |
+//! | `compare` | a comparison of two runs |
+//! | `flame`, `perf` | samples of stacks |
 //! | `machine`, `noise` | the machine, and whether it was quiet |
-//! | [`calibrate`], `libpmem` | which instructions copy fastest; servers use it too |
+//! | `libpmem` | libpmem's own copy |
 
-mod afterwards;
 pub mod args;
-pub mod calibrate;
+mod background;
+mod cleanup;
+mod compare;
 mod counting;
 mod cpu;
 mod csv;
@@ -37,31 +39,30 @@ mod flame;
 mod heap;
 mod html;
 mod job;
-mod keeper;
-mod ladder;
 mod libpmem;
 mod load;
 mod loopdev;
-pub mod machine;
+mod machine;
 mod markdown;
 mod meminfo;
 mod noise;
-mod paper;
 mod pcache_rig;
 mod perf;
 mod policies;
+mod published;
 mod results;
 mod rig;
+mod simulator;
 mod slow;
 mod stats;
 mod studies;
+mod summary;
 mod svg;
 mod targets;
 mod terminal;
 mod timeline;
 mod trace;
 mod unit;
-mod versus;
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -69,9 +70,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use args::{BenchArgs, BenchCommand, CompareArgs, StudyName};
-use html::Page;
 use machine::Machine;
 use noise::Watch;
+use results::Page;
 use results::Study;
 use rig::Setup;
 
@@ -82,16 +83,16 @@ pub fn readme_numbers(json: &str) -> Result<String> {
     Ok(markdown::first(&pages(json)?))
 }
 
-/// The same of docs/benchmarks.md.
+/// The generated part of docs/benchmarks.md, with the cause of each missed target.
 pub fn benchmarks_numbers(json: &str) -> Result<String> {
-    Ok(markdown::write(&pages(json)?))
+    published::write(&pages(json)?)
 }
 
 fn pages(json: &str) -> Result<Vec<Page>> {
     serde_json::from_str(json).context("the numbers")
 }
 
-/// Carries out `udm bench`. Whether all promises hold, or nobody asked.
+/// Runs `udm-bench`. True if all targets are met, or if this was not requested.
 pub fn run(args: &BenchArgs) -> Result<bool> {
     if let Some(BenchCommand::Compare(args)) = &args.command {
         return compare(args).map(|()| true);
@@ -107,7 +108,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
 
 /// Two runs, side by side.
 fn compare(args: &CompareArgs) -> Result<()> {
-    let page = versus::compare(&pages_in(&args.before)?, &pages_in(&args.after)?)?;
+    let page = compare::compare(&pages_in(&args.before)?, &pages_in(&args.after)?)?;
     if args.json {
         print(&(serde_json::to_string_pretty(&[&page])? + "\n"))?;
     } else {
@@ -126,7 +127,7 @@ fn pages_in(path: &Path) -> Result<Vec<Page>> {
         true => html::read(&text),
         false => serde_json::from_str(&text).map_err(Into::into),
     };
-    pages.with_context(|| format!("{} is no JSON of udm bench, and no report", path.display()))
+    pages.with_context(|| format!("{} is neither JSON nor a report of udm bench", path.display()))
 }
 
 /// What an earlier run wrote to `path`.
@@ -165,7 +166,7 @@ fn measure_all(args: &BenchArgs) -> Result<Vec<Page>> {
     Ok(pages)
 }
 
-/// Runs one study, and says how noisy it was meanwhile.
+/// Runs one study, and records the noise meanwhile.
 fn measure(name: StudyName, setup: &Setup, with_flame: bool) -> Result<Study> {
     let watch = Watch::new();
     let waits = std::io::stderr().is_terminal();
@@ -183,7 +184,8 @@ fn measure(name: StudyName, setup: &Setup, with_flame: bool) -> Result<Study> {
         Some(Err(why)) => study.notes.push(format!("No flamegraphs: {why}.")),
         None => {}
     }
-    study.noise = Some(watch.judge(&study));
+    let spreads: Vec<f64> = study.repeats.iter().map(|one| stats::spread(&one.values)).collect();
+    study.noise = Some(watch.judge(&spreads));
     study.fact("took", format!("{:.1} s", watch.seconds()));
     Ok(study)
 }
@@ -213,7 +215,7 @@ fn leave(args: &BenchArgs, pages: Vec<Page>) -> Result<()> {
     Ok(())
 }
 
-/// Prints; a reader that stops reading is no error.
+/// Prints. It is not an error if the reader closes the pipe.
 fn print(text: &str) -> Result<()> {
     use std::io::{ErrorKind, Write, stdout};
     match stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush()) {

@@ -31,7 +31,8 @@ impl Libpmem {
         let len_bytes = file.metadata().ok()?.len() as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        // SAFETY: a new mapping at an address of the kernel's choice aliases no memory of this
+        // process.
         let start = unsafe {
             libc::mmap(ptr::null_mut(), len_bytes, protection, flags, file.as_raw_fd(), 0)
         };
@@ -53,7 +54,7 @@ impl Libpmem {
 
 impl Drop for Libpmem {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open`, and nobody else has its address.
+        // SAFETY: `open` made the mapping, and no other code has its address.
         unsafe { libc::munmap(self.start.cast(), self.len_bytes) };
     }
 }

@@ -20,7 +20,7 @@ use crate::timeline::Timeline;
 use crate::unit::Unit;
 use crate::{cpu, flame};
 
-/// What a load reached.
+/// The result of a load.
 #[derive(Clone, Debug)]
 pub struct Reached {
     /// Times of reads.
@@ -62,8 +62,7 @@ impl Reached {
         self.reads.count() + self.writes.count()
     }
 
-    /// How far the jobs are apart: the requests of the one that got furthest, over those of the
-    /// last.
+    /// The spread of the jobs: requests of the fastest job divided by requests of the slowest job.
     pub fn unfairness(&self) -> f64 {
         let most = self.by_job.iter().copied().max().unwrap_or(0);
         let least = self.by_job.iter().copied().min().unwrap_or(0);
@@ -222,7 +221,7 @@ impl Worker<'_> {
         });
     }
 
-    /// A flush after every `fsync` writes, which is in nobody's time.
+    /// A flush after every `fsync` writes; no request's time includes it.
     fn flush_if_due(&mut self, is_read: bool, now: Instant) -> Result<Instant> {
         if is_read || self.job.fsync == 0 {
             return Ok(now);
@@ -239,8 +238,8 @@ impl Worker<'_> {
     }
 }
 
-/// Writes the first `len_bytes` of `device` once, so that all of it is surely in the cache: what
-/// was written before may have been collected meanwhile. Somebody else does its background work.
+/// Writes the first `len_bytes` of `device` once, so that all of it is cached: earlier writes may
+/// have been collected meanwhile. Another thread does the device's background work.
 pub fn refill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     fill(device, len_bytes)?;
     settle(device)
@@ -254,8 +253,8 @@ pub fn fill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     run(device, &job).map(drop)
 }
 
-/// Fills a cache in front of `device` with this many bytes of its data, lap after lap, and lets all
-/// be written back: what follows finds the cache as it is after a long time.
+/// Fills a cache in front of `device` with this many bytes of its data, lap after lap, and waits
+/// until all is written back. The next measurement starts with a cache that is full of clean data.
 pub fn fill_often(device: &Arc<Device>, bytes: u64) -> Result<()> {
     let mut left = bytes;
     while left > 0 {

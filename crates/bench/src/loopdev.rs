@@ -1,8 +1,8 @@
-//! A block device over a file: a loop device of the kernel, for root. It goes past the page cache
-//! of its file, or the file's pages would be counted as well as its own.
+//! A block device over a file: a loop device of the kernel, for root. It bypasses the page cache of
+//! its file. Otherwise the pages of the file would be counted in addition to its own.
 //!
-//! The kernel takes it apart when nobody has it open any more (`LO_FLAGS_AUTOCLEAR`), so also when
-//! this process is killed.
+//! The kernel removes the loop device when no process has it open (`LO_FLAGS_AUTOCLEAR`), so even
+//! if this process is killed.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -50,9 +50,9 @@ struct LoopConfig {
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    /// Whether it goes past the page cache of its file.
+    /// Whether it bypasses the page cache of its file.
     pub is_direct: bool,
-    /// As long as it is open, it is there.
+    /// The device exists while this file is open.
     _open: File,
 }
 

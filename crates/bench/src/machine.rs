@@ -1,6 +1,5 @@
 //! A description of the machine that was measured.
 
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -37,20 +36,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// The processor's model, with the numbers that tell steppings apart: what a calibration is for.
-pub fn cpu_model() -> String {
-    let info = read("/proc/cpuinfo");
-    let part = |name: &str| field(&info, name).unwrap_or("?").to_owned();
-    format!(
-        "{} ({} {}/{}/{})",
-        part("model name"),
-        part("vendor_id"),
-        part("cpu family"),
-        part("model"),
-        part("stepping")
-    )
-}
-
 impl Machine {
     /// This one, now.
     pub fn here() -> Machine {
@@ -80,24 +65,6 @@ impl Machine {
             self.kernel
         )
     }
-}
-
-/// The file system of `path`: type and source, as the kernel lists them.
-pub fn file_system(path: &Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let mounts = read("/proc/self/mounts");
-    let mut best = ("", "unknown", "");
-    for line in mounts.lines() {
-        let mut words = line.split(' ');
-        let (Some(source), Some(place), Some(kind)) = (words.next(), words.next(), words.next())
-        else {
-            continue;
-        };
-        if path.starts_with(place) && place.len() >= best.0.len() {
-            best = (place, kind, source);
-        }
-    }
-    format!("{} ({})", best.1, best.2)
 }
 
 /// Days as people write them.
@@ -133,6 +100,5 @@ mod tests {
         assert_eq!(date(1_798_761_599), "2026-12-31");
         let here = Machine::here();
         assert!(here.processors > 0 && !here.kernel.is_empty());
-        assert!(!file_system(Path::new("/proc")).starts_with("unknown"));
     }
 }

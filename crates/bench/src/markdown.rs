@@ -2,20 +2,20 @@
 
 use std::fmt::Write;
 
-use crate::html::Page;
+use crate::results::Page;
 use crate::results::{Claim, Table};
 use crate::studies::DIFFERENCES;
 
 /// Studies with tables that are quoted, and how the titles of those begin.
 const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)];
-/// Studies whose ratios are quoted even if nothing was promised of them.
+/// Studies whose ratios are quoted even if they have no target.
 const TOLD: [&str; 4] = ["copy", "nbd", "recovery", "scaling"];
 /// Facts that are quoted.
 const LOAD: &str = "load";
 /// The one table that the README quotes: of which study, and how its title begins.
 const FIRST: (&str, &str) = ("randwrite", "fio over NBD");
 
-/// What is quoted of `pages`, and nothing else: small enough to be kept beside the documents.
+/// The quoted part of `pages`: small enough to be kept with the documents.
 pub fn main_numbers(pages: &[Page]) -> Vec<Page> {
     let slim = |page: &Page| {
         let mut page = page.clone();

@@ -1,4 +1,4 @@
-//! What the kernel says of memory, over time: /proc/meminfo, read again and again.
+//! The kernel's memory counters over time: /proc/meminfo, read repeatedly.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ impl Meminfo {
     }
 }
 
-/// What was seen, from the first look on.
+/// The samples, from the first one on.
 #[derive(Clone, Debug)]
 pub struct Seen(Vec<(f64, Meminfo)>);
 
@@ -62,8 +62,7 @@ impl Seen {
         most
     }
 
-    /// How much each has grown since the first look; what the machine's others gave back counts as
-    /// nothing. Time is in seconds.
+    /// The growth of each counter since the first sample, at least 0. Time is in seconds.
     pub fn over_time(&self) -> impl Iterator<Item = (f64, [f64; 4])> {
         let first = self.0.first().map_or([0.0; 4], |(_, first)| first.values());
         self.0.iter().map(move |(seconds, now)| {

@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::results::Study;
-use crate::stats::{median, spread};
+use crate::stats::median;
 
 /// Steal may take this much of the processors' busy time, in percent.
 const STEAL_PERCENT_MAX: f64 = 3.0;
@@ -17,7 +16,7 @@ const OTHERS_PERCENT_MAX: f64 = 10.0;
 /// Repeats of a study's measures may be so far apart, as the median over its measures, in percent.
 const SPREAD_PERCENT_MAX: f64 = 25.0;
 
-/// What the witnesses saw during one study.
+/// The observations during one study.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Noise {
     /// Part of the busy time that the hypervisor took away, in percent.
@@ -35,7 +34,7 @@ pub struct Noise {
 /// Processor time, in the kernel's ticks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ticks {
-    /// Of all processes, without idle, waiting and stolen time.
+    /// Time of all processes, without idle, waiting and stolen time.
     busy: u64,
     idle: u64,
     steal: u64,
@@ -61,19 +60,18 @@ impl Watch {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// What was seen since then, and in the repeats of `study`.
-    pub fn judge(&self, study: &Study) -> Noise {
+    /// The observations since then. `spreads`: of each main measure, over its repeats.
+    pub fn judge(&self, spreads: &[f64]) -> Noise {
         let now = Ticks::now();
         let since = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let busy = since(now.busy, self.before.busy);
         let idle = since(now.idle, self.before.idle);
         let steal = since(now.steal, self.before.steal);
         let others = (busy - since(now.own, self.before.own)).max(0.0);
-        let spreads: Vec<f64> = study.repeats.iter().map(|one| spread(&one.values)).collect();
         Noise::new(
             100.0 * steal / (busy + steal).max(1.0),
             100.0 * others / (busy + idle + steal).max(1.0),
-            100.0 * median(&spreads),
+            100.0 * median(spreads),
         )
     }
 }
@@ -103,7 +101,7 @@ impl Noise {
         noise
     }
 
-    /// What was too much, in words; empty if nothing was.
+    /// The kinds of noise above their limits, in words; empty for a quiet machine.
     pub fn reasons(&self) -> String {
         let Noise { steal_percent, others_percent, spread_percent, .. } = *self;
         let mut reasons = Vec::new();
@@ -121,7 +119,7 @@ impl Noise {
 }
 
 impl Ticks {
-    /// What the kernel says; zeroes where it says nothing.
+    /// The kernel's counters; zeroes if it has none.
     fn now() -> Ticks {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Ticks::parse(&read("/proc/stat"), &read("/proc/self/stat"))

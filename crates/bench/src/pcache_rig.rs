@@ -67,13 +67,15 @@ impl PcacheRig {
 }
 
 impl Setup {
-    /// A fresh pcache in front of `backing`; `words` are those of the table after the devices.
+    /// A fresh pcache in front of `backing`; `words` are the arguments of the table after the
+    /// devices.
     pub fn pcache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<PcacheRig> {
         let path = self.cache_path(&self.places.memory, name, self.cache_bytes())?;
         self.pcache_on(&path, name, backing, words)
     }
 
-    /// As [`Setup::pcache`], but not smaller than usual: for studies in which nobody makes room.
+    /// As [`Setup::pcache`], but not smaller than usual: for studies without background work that
+    /// frees space.
     pub fn roomy_pcache(
         &self,
         name: &str,
@@ -85,7 +87,7 @@ impl Setup {
         self.pcache_on(&path, name, backing, words)
     }
 
-    /// As [`Setup::pcache`], but in memory and with that many bytes, whatever the user said.
+    /// As [`Setup::pcache`], but always in memory and with `bytes` bytes.
     pub fn pcache_of(
         &self,
         name: &str,

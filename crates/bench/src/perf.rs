@@ -1,6 +1,6 @@
-//! Samples of what this process executes, from the kernel: one perf event for each processor, which
-//! the calling thread and all that it starts from now on share, and the ring in memory that the
-//! kernel writes samples to. What they say is read in `flame`.
+//! Samples of the code that this process executes, from the kernel: one perf event for each
+//! processor. The calling thread and all threads that it starts from now on share the events, and
+//! the ring in memory to which the kernel writes samples. `flame` interprets the samples.
 
 use std::fs::File;
 use std::io::{Error, Result};
@@ -33,10 +33,11 @@ const DATA_TAIL: usize = 1032;
 pub const HERTZ: u64 = 997;
 /// Bytes of a sample's copy of the stack.
 const STACK_BYTES: u32 = 8192;
-/// Pages of a ring: with the one before it, what anybody may lock in memory for each processor.
+/// Pages of a ring. With the page before it, this is the amount that any user may lock in memory
+/// for each processor.
 const RING_PAGES: usize = 128;
 
-/// The registers that a sample has, in the kernel's order: what the stack is unwound from.
+/// The registers of a sample, in the kernel's order, from which the stack is unwound.
 #[cfg(target_arch = "x86_64")]
 const USER_REGS: u64 = 1 << 6 | 1 << 7 | 1 << 8;
 #[cfg(target_arch = "aarch64")]
@@ -77,7 +78,7 @@ pub struct Ring {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the ring alone, and nothing in it depends on a thread.
+// SAFETY: the mapping belongs to the ring alone, and does not depend on a thread.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -113,7 +114,7 @@ impl Ring {
         if fd < 0 {
             return Err(Error::last_os_error());
         }
-        // SAFETY: the kernel has just given this descriptor, and nobody else has it.
+        // SAFETY: the kernel has just returned this descriptor, and no other code owns it.
         let event = unsafe { File::from_raw_fd(fd as i32) };
         Ring::map(event)
     }
@@ -142,8 +143,8 @@ impl Ring {
 
     /// A counter of the page before the ring.
     fn counter(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: both counters lie in the first page, 8-aligned, and live as long as the mapping;
-        // the kernel, too, accesses them whole.
+        // SAFETY: both counters are in the first page, 8-aligned, and live as long as the mapping;
+        // the kernel also accesses them as whole words.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -169,7 +170,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody has a reference into it any more.
+        // SAFETY: the mapping is ours, and no reference into it exists any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -8,13 +8,13 @@ use std::collections::{BTreeSet, VecDeque};
 pub enum Policy {
     /// What came first goes first.
     Fifo,
-    /// What was used longest ago goes first.
+    /// Evicts the least recently used block first.
     Lru,
     /// Megiddo and Modha, FAST 2003.
     Arc,
     /// Yang et al., SOSP 2023: a small queue of 10 %, a main one, and a memory of what left.
     S3Fifo,
-    /// Belady: what is wanted again latest goes first, or does not come in at all.
+    /// Belady: evicts the block whose next use is the latest, or does not admit it.
     Min,
 }
 
@@ -41,7 +41,7 @@ impl Policy {
         hits
     }
 
-    /// The same; says which references are hits, by their place.
+    /// The same; returns the positions of the references that are hits.
     pub fn run(
         self,
         references: &[u32],

@@ -3,35 +3,45 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::Machine;
 use crate::noise::Noise;
 use crate::stats::{median, percentile, sorted};
 use crate::unit::Unit;
 
-/// What one study measured.
+/// A study, and where it ran.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Page {
+    /// Where and when.
+    pub machine: Machine,
+    /// The results.
+    pub study: Study,
+}
+
+/// The results of one study.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Study {
     /// Its name on the command line.
     pub name: String,
-    /// What it asks, in one line.
+    /// The question, in one line.
     pub title: String,
-    /// What was done, in a sentence or two.
+    /// The method, in a sentence or two.
     pub about: String,
     /// Under which conditions: names and values.
     pub facts: Vec<(String, String)>,
-    /// What was measured.
+    /// The measurements.
     pub tables: Vec<Table>,
-    /// What was promised, beside what was measured.
+    /// The targets, compared with the measurements.
     pub claims: Vec<Claim>,
     /// The same as pictures.
     pub plots: Vec<Plot>,
-    /// What a reader must know to read it right.
+    /// Notes that a reader needs to interpret the results.
     pub notes: Vec<String>,
     /// Where time went, case by case, if it was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flames: Vec<Flame>,
-    /// The main measures, repeat by repeat: what the spread is taken from.
+    /// The main measures, repeat by repeat, from which the spread is computed.
     pub repeats: Vec<Repeats>,
-    /// Whether the machine was quiet; set when the study is over.
+    /// Whether the machine was quiet; set at the end of the study.
     pub noise: Option<Noise>,
 }
 
@@ -81,7 +91,7 @@ pub struct Flame {
 pub struct Repeats {
     /// The measure.
     pub what: String,
-    /// What it counts.
+    /// The unit of the values.
     pub unit: Unit,
     /// One for each repeat.
     pub values: Vec<f64>,
@@ -90,7 +100,7 @@ pub struct Repeats {
 /// Numbers in rows and columns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Table {
-    /// What the numbers are.
+    /// The heading above the table.
     pub title: String,
     /// What each column holds.
     pub columns: Vec<Column>,
@@ -98,7 +108,7 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// What a column holds.
+/// A column: its name and its unit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Column {
     /// Its head.
@@ -144,7 +154,7 @@ impl Table {
         self.rows.last_mut().expect("a row was just added")
     }
 
-    /// What stands in a cell, as text.
+    /// The contents of a cell, as text.
     pub fn cell(&self, row: &Row, column: usize) -> String {
         let Some(Some(value)) = row.values.get(column) else { return "-".into() };
         let unit = row.unit.or(self.columns.get(column).map(|column| column.unit));
@@ -156,7 +166,7 @@ impl Table {
 /// A promise and its measure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Claim {
-    /// What is compared.
+    /// The compared quantity.
     pub what: String,
     /// The median over all rounds.
     pub median: f64,
@@ -164,7 +174,7 @@ pub struct Claim {
     pub low: f64,
     /// The highest round.
     pub high: f64,
-    /// What was promised, if anything was.
+    /// The target, if any.
     pub promise: Option<Promise>,
     /// Whether the median keeps it.
     pub holds: bool,
@@ -211,7 +221,12 @@ impl Claim {
         format!("{median} ({low} .. {high})")
     }
 
-    /// What was promised, as text; empty if nothing was.
+    /// The median alone, as text.
+    pub fn measured_median(&self) -> String {
+        Unit::Number.text(self.median)
+    }
+
+    /// The target, as text; empty if there is none.
     pub fn promised(&self) -> String {
         match self.promise {
             None => String::new(),
@@ -220,7 +235,7 @@ impl Claim {
         }
     }
 
-    /// Whether it was kept, as text; empty if nothing was promised.
+    /// Whether the target was met, as text; empty without a target.
     pub fn verdict(&self) -> &'static str {
         match (self.promise, self.holds) {
             (None, _) => "",
@@ -233,13 +248,13 @@ impl Claim {
 /// A picture of numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plot {
-    /// What is shown.
+    /// The subject of the plot.
     pub title: String,
     /// How it is shown.
     pub kind: PlotKind,
-    /// What lies to the right.
+    /// The quantity of the x axis.
     pub x: Axis,
-    /// What lies upwards.
+    /// The quantity of the y axis.
     pub y: Axis,
     /// Bars: the groups' names, from the left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -263,7 +278,7 @@ pub enum PlotKind {
 /// One direction of a plot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it shows.
+    /// The text at the axis.
     pub label: String,
     /// What its numbers count.
     pub unit: Unit,

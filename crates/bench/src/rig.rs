@@ -1,5 +1,5 @@
-//! The equipment of the studies: files, disks, memory, and doors in front of a device. It knows no
-//! cache: `pcache_rig` and `targets` make those.
+//! The equipment of the studies: files, disks, memory, and exports in front of a device. It knows
+//! no cache: `pcache_rig` and `targets` make those.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use udm::build;
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, FileDisk, FileOptions, IoMode, RamDisk};
 use udm::error::Kind;
@@ -21,13 +22,12 @@ use udm::table::Table as DmTable;
 use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
-use crate::afterwards::Afterwards;
 use crate::args::{BenchArgs, IoName, JobArgs, TargetName};
-use crate::calibrate;
+use crate::cleanup::Afterwards;
 use crate::dirty_ratio::DirtyRatio;
 use crate::job::Job;
 
-/// Bytes of a cache that is made, if nobody says: the smallest that the kernel's format allows.
+/// Default bytes of a new cache: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
 /// How often a cache is filled before its state counts as steady.
 pub const FILLS: u64 = 3;
@@ -35,7 +35,7 @@ pub const FILLS: u64 = 3;
 /// A ring that was dropped has ended after this long.
 const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// What one run measures with.
+/// The setup of one run.
 #[derive(Debug)]
 pub struct Setup {
     /// Where files are made.
@@ -66,7 +66,7 @@ pub struct Setup {
 #[derive(Debug)]
 struct MadeFile {
     path: PathBuf,
-    /// It vanishes, too, if this process is killed.
+    /// The file is removed even if this process is killed.
     _afterwards: Afterwards,
 }
 
@@ -130,7 +130,7 @@ impl Setup {
         })
     }
 
-    /// How often to measure: what was asked for, or the study's own choice.
+    /// The number of repeats: as requested, or the study's own choice.
     pub fn repeats(&self, small: usize, usual: usize) -> usize {
         let own = if self.is_small { small } else { usual };
         self.repeats.unwrap_or(own).max(1)
@@ -161,7 +161,7 @@ impl Setup {
         self.job.apply(job)
     }
 
-    /// What was asked of the load.
+    /// The requested load.
     pub fn asked(&self) -> &JobArgs {
         &self.job
     }
@@ -218,7 +218,7 @@ impl Setup {
         Ok(self.backing.get_or_init(|| backing))
     }
 
-    /// What was there before is overwritten only if the user says so.
+    /// Existing data is overwritten only if the user allows it.
     fn check_overwrite(&self, path: &Path) -> Result<()> {
         if self.may_overwrite || self.is_made(path) {
             return Ok(());
@@ -293,14 +293,14 @@ pub fn open_pmem(path: &Path) -> Result<DaxPmem> {
     Ok(pmem)
 }
 
-/// A cache device with copies as `udm create` would make them, as it is at first.
+/// A cache device in its initial state, with copies as `udm create` makes them.
 pub fn open_untouched(path: &Path) -> Result<DaxPmem> {
     let mut pmem = DaxPmem::open(path, DaxOptions::default())?;
-    calibrate::tune(&mut pmem);
+    build::tune(&mut pmem);
     Ok(pmem)
 }
 
-/// Gives a file all its blocks, so that nobody pays for their allocation later.
+/// Allocates all blocks of a file, so that no measurement includes their allocation.
 pub fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
     let file = File::options().write(true).open(path).context("cannot open the backing file")?;
     let mut bytes = vec![0; 4 << 20];
@@ -322,7 +322,7 @@ pub fn linear_device(disk: Arc<dyn Disk>) -> Result<Arc<Device>> {
     Ok(Device::with_table("linear", LoadedTable::single(target, bytes))?)
 }
 
-/// A device that does nothing with what it is given: what is left is the way to it.
+/// A device that ignores its requests, so that only the path to it is measured.
 pub fn zero_device(bytes: u64) -> Result<Arc<Device>> {
     let target = Arc::new(Zero::parse(&[])?);
     Ok(Device::with_table("zero", LoadedTable::single(target, bytes))?)
@@ -333,8 +333,8 @@ pub fn ram_disk(bytes: u64) -> Arc<dyn Disk> {
     Arc::new(RamDisk::new(bytes, 512))
 }
 
-/// Waits until nothing of `device` is dirty, so that no measure pays for the one before. Somebody
-/// else does its background work.
+/// Waits until `device` is clean, so that no measurement pays for an earlier one. Another
+/// thread does the device's background work.
 pub fn settle(device: &Device) -> Result<()> {
     device.set_draining(true);
     let start = Instant::now();
@@ -387,7 +387,7 @@ pub struct Places {
     pub memory: Folder,
     /// On a disk.
     pub disk: Folder,
-    /// They vanish, too, if this process is killed.
+    /// The files are removed even if this process is killed.
     _afterwards: Afterwards,
 }
 

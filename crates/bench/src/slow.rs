@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use udm::base::seek::Seek;
 use udm::bio::Op;
 use udm::disk::{Disk, DiskIo, DiskLimits, RamDisk, Ring};
-use udm::ring::Errand;
-use udm::seek::Seek;
+use udm::ring::RemoteJob;
 
 /// A disk that is slow when it is to be.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct SlowDisk {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the disk and its thread share.
+/// The state that the disk and its thread share.
 #[derive(Debug)]
 struct Arm {
     seek: Seek,
@@ -34,7 +34,7 @@ struct Arm {
 #[derive(Debug, Default)]
 struct State {
     /// In the order in which the arm serves them, with the time when each is done.
-    queue: VecDeque<(u64, DiskIo, Errand<DiskIo>)>,
+    queue: VecDeque<(u64, DiskIo, RemoteJob<DiskIo>)>,
     position: u64,
     free_at: u64,
     is_over: bool,
@@ -60,10 +60,10 @@ impl Arm {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 Some(0) => {
-                    let Some((_, io, errand)) = state.queue.pop_front() else { continue };
+                    let Some((_, io, remote)) = state.queue.pop_front() else { continue };
                     drop(state);
                     content.start(io, &mut ring);
-                    errand.end(ring.pop_completed().expect("memory completes within the call"));
+                    remote.end(ring.pop_completed().expect("memory completes within the call"));
                     state = self.lock();
                 }
                 Some(left) => {
@@ -92,7 +92,7 @@ impl SlowDisk {
         Ok(Arc::new(SlowDisk { content, is_slow: AtomicBool::new(false), arm, thread }))
     }
 
-    /// From now on it is slow, or not. Nothing is under way.
+    /// Makes the disk slow or fast from now on. No request is in flight.
     pub fn set_slow(&self, is_slow: bool) {
         self.is_slow.store(is_slow, Ordering::SeqCst);
     }
@@ -108,14 +108,14 @@ impl Disk for SlowDisk {
         if !is_moved || !self.is_slow.load(Ordering::SeqCst) {
             return self.content.start(io, ring);
         }
-        let errand = ring.errand().expect("a ring of the kernel");
+        let remote = ring.remote_job().expect("a ring of the kernel");
         let mut state = self.arm.lock();
         let start = state.free_at.max(self.arm.now());
         let span = self.limits().size_bytes;
         let due = self.arm.seek.end(start, state.position, io.offset, io.len, span);
         state.free_at = due;
         state.position = io.offset + io.len;
-        state.queue.push_back((due, io, errand));
+        state.queue.push_back((due, io, remote));
         drop(state);
         self.arm.changed.notify_one();
     }

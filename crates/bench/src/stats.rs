@@ -19,7 +19,7 @@ pub fn median(numbers: &[f64]) -> f64 {
     percentile(&sorted(numbers), 50.0)
 }
 
-/// The arithmetic mean; 0 of nothing.
+/// The arithmetic mean; 0 for an empty slice.
 pub fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
@@ -45,7 +45,7 @@ const PARTS: u64 = 64;
 const PART_BITS: u32 = PARTS.ilog2();
 const BUCKETS: usize = ((64 - PART_BITS as usize) + 1) * PARTS as usize;
 
-/// Counts of times in nanoseconds, each within 1.6 % of what was measured.
+/// Counts of times in nanoseconds, each within 1.6 % of the measured time.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -116,7 +116,7 @@ fn bucket(nanos: u64) -> usize {
     (u64::from(power + 1) * PARTS + ((nanos >> power) - PARTS)) as usize
 }
 
-/// The middle of what a bucket counts.
+/// The middle of a bucket's range.
 fn middle(bucket: usize) -> f64 {
     let bucket = bucket as u64;
     if bucket < PARTS {

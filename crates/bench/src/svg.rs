@@ -1,7 +1,7 @@
 //! Plots as SVG: lines, bars and percentiles, on linear or logarithmic axes.
 //!
-//! Made for screen and paper alike: contenders differ in colour, in dashes and in markers, and no
-//! colours are used that colour-blind people confuse. Nothing is loaded from elsewhere.
+//! Made for screen and paper: subjects differ in colour, in dashes and in markers, and colours that
+//! colour-blind people confuse are not used. The plots load no external resources.
 
 use std::fmt::Write;
 
@@ -67,7 +67,7 @@ impl Scale {
 
     /// Ticks at round numbers, about five of them.
     fn steps(low: f64, high: f64) -> Scale {
-        // A single value has no span of its own: it gets one of its size.
+        // A single value gets a span as large as itself.
         let span = if high > low { high - low } else { low.abs().max(1.0) };
         let rough = (span / 5.0).max(f64::MIN_POSITIVE);
         let power = 10_f64.powf(rough.log10().floor());
@@ -136,8 +136,8 @@ pub fn draw(plot: &Plot) -> String {
     out
 }
 
-/// Bars need room for their labels; and where there is no zero to stand on, a whole decade, or
-/// small differences would look large.
+/// Bars need space for their labels. On an axis without zero they need a whole decade, because
+/// small differences would look large otherwise.
 fn room_for_bars(values: &mut Vec<f64>, is_log: bool) {
     let low = values.iter().copied().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(0.0, f64::max);
@@ -407,7 +407,7 @@ mod tests {
             Scale::new(&bytes, &[512.0, 4096.0], true).ticks,
             [512.0, 1024.0, 2048.0, 4096.0]
         );
-        // Nothing, zeroes and single values still make an axis.
+        // No values, zeroes and single values still make an axis.
         for values in [&[][..], &[0.0], &[7.0], &[0.025], &[0.0, 0.0]] {
             for axis in [&log, &linear, &bytes] {
                 for from_zero in [true, false] {

@@ -15,9 +15,9 @@ use udm::units::{MIB, human_bytes};
 use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
 
 use crate::args::TargetName;
-use crate::machine::file_system;
 use crate::results::Study;
 use crate::rig::{Setup, open_disk, open_pmem, write_out};
+use udm_export::check::file_system;
 
 /// The cache device of a writecache, and with that its mode.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ pub enum Ground {
     Disk(Arc<dyn Disk>),
 }
 
-/// A fresh writecache in front of `origin`; `words` are those of the table after the devices.
+/// A fresh writecache in front of `origin`; `words` are the arguments of the table after the
+/// devices.
 pub fn writecache(words: &str, origin: Arc<dyn Disk>, ground: Ground) -> Result<Arc<Device>> {
     let options = OpenOptions { force_format: true, ..OpenOptions::new(1) };
     open_writecache(words, origin, ground, writecache_memory(), &options)
@@ -67,7 +68,8 @@ pub fn forget(path: &Path) -> Result<()> {
 
 impl Setup {
     /// A fresh cache of the chosen target in front of `backing`, described in `study`.
-    /// `pcache_words` are those of a pcache's table; a writecache has the kernel's settings.
+    /// `pcache_words` are the arguments of a pcache's table; a writecache has the kernel's
+    /// settings.
     pub fn target(
         &self,
         study: &mut Study,

@@ -26,11 +26,11 @@ pub struct Request {
 /// A sequence of requests.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The requests, in their order.
     pub requests: Vec<Request>,
-    /// When each of them came, in seconds since the first one; empty where nobody wrote it down.
+    /// The time of each request, in seconds since the first one; empty if the trace lacks times.
     pub seconds: Vec<f32>,
 }
 
@@ -41,14 +41,14 @@ impl Trace {
     pub fn read(path: &Path) -> Result<Trace> {
         let shown = path.display();
         let (bytes, inner) = unpack(path)?;
-        let text = || std::str::from_utf8(&bytes).with_context(|| format!("{shown} is no text"));
+        let text = || std::str::from_utf8(&bytes).with_context(|| format!("{shown} is not text"));
         let found = match inner.extension().and_then(|ext| ext.to_str()) {
             Some("csv") => parse_csv(text()?),
             Some("lis") => parse_lis(text()?).map(|requests| (requests, Vec::new())),
             _ => parse_array(&bytes).map(|requests| (requests, Vec::new())),
         };
-        let (requests, seconds) = found.with_context(|| format!("{shown} is no trace"))?;
-        ensure!(!requests.is_empty(), "{shown} has no requests");
+        let (requests, seconds) = found.with_context(|| format!("{shown} is not a trace"))?;
+        ensure!(!requests.is_empty(), "{shown} contains no requests");
         let name = inner.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Trace { name, requests, seconds })
     }
@@ -185,7 +185,7 @@ fn parse_lis(text: &str) -> Result<Vec<Request>> {
 
 fn parse_array(bytes: &[u8]) -> Result<Vec<Request>> {
     let (words, rest) = bytes.as_chunks::<4>();
-    ensure!(rest.is_empty(), "{} bytes are no whole 32-bit numbers", bytes.len());
+    ensure!(rest.is_empty(), "{} bytes are not a multiple of 32-bit numbers", bytes.len());
     let one = |word: &[u8; 4]| {
         let block = u64::from(u32::from_le_bytes(*word));
         Request { block, count: 1, is_write: false }

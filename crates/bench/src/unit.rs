@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -36,7 +36,7 @@ impl Unit {
         }
     }
 
-    /// What it counts, in a word; empty for bare numbers.
+    /// The unit, in a word; empty for bare numbers.
     pub fn plain(self) -> &'static str {
         match self {
             Unit::Number => "",
@@ -104,7 +104,7 @@ fn bytes(value: f64) -> String {
     format!("{value:.0} B")
 }
 
-/// Without zeroes that say nothing: `1.00 K` is `1 K`.
+/// Without insignificant zeroes: `1.00 K` is `1 K`.
 fn short(text: String) -> String {
     let (number, name) = text.split_once(' ').unwrap_or((&text, ""));
     let number = match number.contains('.') {

@@ -1,6 +1,6 @@
-//! The numbers in the documents are those of a run, and nobody typed one: the generated parts of
-//! README.md and docs/benchmarks.md are what `docs/bench-numbers.json` says, which a run of
-//! `make bench` of this version has left. With `UDM_RENEW_NUMBERS=1` the test writes them.
+//! The numbers in the documents come from a run of `make bench` of this version. The run is kept in
+//! `docs/bench-numbers.json`, and the generated parts of README.md and docs/benchmarks.md are made
+//! from it. With `UDM_RENEW_NUMBERS=1` the test writes them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,4 +61,21 @@ fn the_run_that_is_kept_is_of_this_version_and_whole() {
     let rows = udm_bench::readme_numbers(&text).unwrap();
     let rows = rows.lines().filter(|line| line.contains("job")).count();
     assert_eq!(rows, 6, "the README's table has six rows: {RENEW}");
+}
+
+#[test]
+fn a_missed_target_without_a_reason_is_refused() {
+    let mut numbers: serde_json::Value =
+        serde_json::from_str(&read("docs/bench-numbers.json")).unwrap();
+    let pages = numbers.as_array_mut().unwrap();
+    let of_memory = pages.iter_mut().find(|page| page["study"]["name"] == "footprint").unwrap();
+    of_memory["study"]["claims"][0]["holds"] = false.into();
+    let error = udm_bench::benchmarks_numbers(&numbers.to_string()).unwrap_err();
+    assert!(error.to_string().starts_with("footprint: "), "{error}");
+}
+
+#[test]
+fn the_benchmarks_are_read_in_five_minutes() {
+    let bytes = read("docs/benchmarks.md").len();
+    assert!(bytes <= 8 << 10, "docs/benchmarks.md has {bytes} bytes, more than 8 KiB");
 }

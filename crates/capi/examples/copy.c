@@ -2,7 +2,7 @@
  *
  *     copy FILE TABLE      copy --from TABLE FILE
  *
- * Instead of a table, it takes the address of a server: vhost-user:///run/udm/vol.vhost
+ * TABLE may also be the address of a server: vhost-user:///run/udm/vol.vhost
  *
  * cc copy.c $(pkg-config --cflags --libs udm) -o copy
  */
@@ -26,12 +26,12 @@ static void must(int result, const char *what) {
 	}
 }
 
-/* Bytes of the chunk that begins at `at`. */
+/* Bytes of the chunk at `at`. */
 static size_t chunk_at(uint64_t at, uint64_t size) {
 	return size - at < CHUNK ? (size_t)(size - at) : CHUNK;
 }
 
-/* Copies `size` bytes between `file` and the queue's device. A request is called by its chunk. */
+/* Copies `size` bytes between `file` and the queue's device. A request's user_data is its chunk. */
 static void copy(int file, udm_queue *queue, uint64_t size, int from_device) {
 	uint64_t at[DEPTH], next = 0, in_flight = 0;
 	int idle[DEPTH], idle_count = 0;
@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
 	const char *table = argv[2];
 	udm_device *device;
 	udm_queue *queue;
-	/* All is flushed before the end, so no memory has to survive this process. */
+	/* All data is flushed before the end, so no memory must survive this process. */
 	if (strncmp(table, "vhost-user:", 11) == 0)
 		must(udm_connect(table, 0, &device), "connecting to the server");
 	else

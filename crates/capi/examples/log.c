@@ -1,5 +1,5 @@
-/* A log: records of one block, each durable before the next one is begun. When its program dies,
- * the next one finds every record that was acknowledged.
+/* A log: records of one block, each durable before the next one is started. After this program
+ * was killed, its next run finds every acknowledged record.
  *
  *     log TABLE MEMORY write COUNT     prints the number of each record that is durable
  *     log TABLE MEMORY check           prints how many records there are
@@ -22,7 +22,7 @@ static void must(int result, const char *what) {
 	}
 }
 
-/* The record of this number: a mark, the number, and bytes that follow from it. */
+/* The record of this number: a mark, the number, and bytes derived from it. */
 static void make(unsigned char *record, uint64_t number) {
 	memset(record, (int)(number * 37 + 1), RECORD);
 	memcpy(record, "LOG1", 4);

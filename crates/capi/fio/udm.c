@@ -1,10 +1,10 @@
-/* An I/O engine for fio: requests to a mapped device in fio's own process, by libudm.
+/* An I/O engine for fio: requests to a mapped device in fio's own process, through libudm.
  *
  *     fio --name=j --ioengine=external:./udm-fio.so --rw=randwrite --bs=4k --size=1g \
  *         --udm_table='0 2097152 pcache /dev/pmem0 /dev/sdb' --udm_memory=/run/mine
  *
- * Jobs are threads, since they share the device: those with one table use one device. A sync of fio
- * (fsync=, fdatasync=) is a flush, sync=1 makes each write FUA, a trim is a discard.
+ * Jobs are threads, because they share the device: jobs with the same table use one device. A sync
+ * of fio (fsync=, fdatasync=) is a flush, sync=1 makes each write FUA, a trim is a discard.
  *
  * Built against the headers of the fio that will load it: `make fio-engine`.
  */
@@ -19,7 +19,7 @@
 
 #include "udm.h"
 
-/* A device, and how many jobs have it. */
+/* A device, and its number of jobs. */
 struct shared {
 	struct shared *next;
 	char *table;
@@ -27,17 +27,17 @@ struct shared {
 	unsigned int jobs;
 };
 
-/* A job's own. */
+/* The state of one job. */
 struct job {
 	struct shared *shared;
 	udm_queue *queue;
-	/* What was reaped and fio has not taken. */
+	/* Reaped completions that fio has not taken yet. */
 	udm_completion *events;
 	unsigned int depth;
 };
 
 struct options {
-	void *pad; /* fio takes an offset of 0 for none */
+	void *pad; /* fio treats an offset of 0 as no option */
 	char *table;
 	char *memory;
 	unsigned int format;
@@ -130,7 +130,7 @@ static void give_up(struct shared *shared)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Jobs that never began leave their device open. */
+/* Closes the devices of jobs that never started. */
 static void __attribute__((destructor)) end_all(void)
 {
 	while (devices) {
@@ -141,7 +141,7 @@ static void __attribute__((destructor)) end_all(void)
 	}
 }
 
-/* In fio's main thread: the size is asked for before jobs begin. */
+/* Runs in fio's main thread: fio needs the size before jobs start. */
 static int fio_udm_setup(struct thread_data *td)
 {
 	struct options *o = td->eo;
@@ -170,13 +170,13 @@ static int fio_udm_setup(struct thread_data *td)
 	return 0;
 }
 
-/* In the job's own thread, which alone may use its queue. */
+/* Runs in the job's own thread, the only one that may use its queue. */
 static int fio_udm_init(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
 
 	job->depth = td->o.iodepth;
-	/* At depth 1 a request is over when it has been queued: fio shall count that as its time. */
+	/* At depth 1 a request ends when it has been queued: fio should count that as its time. */
 	if (job->depth == 1)
 		td->flags |= (unsigned long long)FIO_SYNCIO << TD_ENG_FLAG_SHIFT;
 	job->events = calloc(job->depth, sizeof(*job->events));
@@ -222,7 +222,7 @@ static int submit(struct thread_data *td, struct io_u *io_u, udm_queue *queue)
 	}
 }
 
-/* What can be answered from memory is complete when this returns. */
+/* A request that memory can answer is complete when this returns. */
 static enum fio_q_status fio_udm_queue(struct thread_data *td, struct io_u *io_u)
 {
 	struct job *job = td->io_ops_data;

@@ -1,7 +1,7 @@
 //! The functions of `udm.h`.
 //!
-//! Each one checks its pointers for NULL and its thread, and catches panics. What else a pointer
-//! may be, only the program knows: that is the contract of the header.
+//! Each function checks its pointers for NULL, checks its thread, and catches panics. It cannot
+//! check pointers further: their validity is the program's part of the header's contract.
 
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types, reason = "names of C")]
@@ -15,98 +15,104 @@ use udm::sync::Arc;
 use udm::volume::{Options, Volume};
 use udm_export::vhost::{Uri, front::Front};
 
-use crate::errors::{answer, last, utf8};
-use crate::queue::{Completed, Queue, Way};
+use crate::errors::{answer, last, missing, only_flags, utf8};
+use crate::forked;
+use crate::queue::{Completed, Queue, Way, this_thread};
 
-/// A flag of udm_open: format the cache device even if it may hold something else.
+/// A flag of udm_open: format the cache device even if it may hold other data.
 pub const UDM_FORCE_FORMAT: c_uint = 1;
-/// A flag of a write, or of zeroes: complete only when it is durable.
+/// A flag of writes and write-zeroes requests (force unit access): complete only when durable.
 pub const UDM_FUA: c_uint = 1;
-/// Most bytes of one request.
+/// Maximum bytes of one request.
 pub const UDM_REQUEST_BYTES_MAX: u64 = 33_554_432;
-/// Most requests of one queue in flight.
+/// Maximum requests of one queue in flight.
 pub const UDM_REQUESTS_MAX: c_uint = 4096;
 
-/// A mapped device, in this process or of a server. Its functions may be called by any thread.
+/// A mapped device, in this process or on a server. Any thread may call its functions.
+///
+/// fork: a child that is created after udm_open or udm_connect cannot use the parent's devices. In
+/// the child, every function fails with EINVAL (udm_size and udm_block_bytes return 0) until it
+/// calls exec; the parent is not affected. A process that forks to become a daemon must open its
+/// devices afterwards.
+///
+/// Threads: udm_open starts the thread udm-background, which ends in udm_close. For a cache in
+/// memory it also starts udm-prefault, and for "?io=lazy" udm-write-out. These two may end shortly
+/// after udm_close has returned (0.1 s, or the duration of the current write), and do not use the
+/// program's memory. dlclose leaves the library loaded.
+///
+/// SIGBUS: the first device with a cache in mapped memory, or on a server, installs a SIGBUS
+/// handler for the process, which stays after udm_close. With it, a truncated or damaged medium
+/// causes an error of the request. Other faults are passed to the previous handler. A program that
+/// installs its own handler later must pass faults at unknown addresses on to the handler that
+/// sigaction returned; otherwise it receives the library's faults. The library uses no other
+/// signal; udm_reap continues after signals.
 #[derive(Debug)]
 pub struct udm_device {
     way: Reached,
 }
 
-/// Where a device is.
+/// The location of a device.
 #[derive(Debug)]
 enum Reached {
     Here(Volume),
     Served(Arc<Front>),
 }
 
-/// Requests of one thread: the one that made it uses it, and ends it.
+/// The requests of one thread: only the thread that created the queue may use and destroy it.
 #[derive(Debug)]
 pub struct udm_queue {
     queue: Queue,
     thread: usize,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug)]
 #[repr(C)]
 pub struct udm_completion {
-    /// As it was given with the request.
+    /// The value that was passed with the request.
     pub user_data: u64,
     /// 0, or a negative errno: EIO, EINVAL (not whole blocks, or beyond the device's end), ENOSPC
     /// (a write beyond the end), EROFS, EOPNOTSUPP, ETIMEDOUT.
     pub result: c_int,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
-/// A piece of memory, as `struct iovec`.
+/// A piece of memory, like `struct iovec`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct udm_iovec {
     /// Its first byte.
     pub base: *mut c_void,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: usize,
-}
-
-/// A number that is this thread's alone, as long as it lives.
-fn this_thread() -> usize {
-    thread_local! {
-        static MARK: u8 = const { 0 };
-    }
-    MARK.with(|mark| std::ptr::from_ref(mark).addr())
-}
-
-fn missing(what: &str) -> Error {
-    Error::new(Kind::Invalid, format!("{what} is NULL"))
 }
 
 /// # Safety
 ///
-/// `text` is NULL, or a string that ends.
+/// `text` is NULL, or a string that ends with a NUL.
 unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: it is not NULL, so it ends, as the caller says.
+    // SAFETY: it is not NULL, so the caller guarantees that it ends with a NUL.
     utf8(unsafe { CStr::from_ptr(text) }, what).map(Some)
 }
 
 /// # Safety
 ///
-/// `device` is NULL, or came from udm_open or udm_connect and was not closed.
+/// `device` is NULL, or was returned by udm_open or udm_connect and not closed since.
 unsafe fn device<'a>(device: *const udm_device) -> Result<&'a udm_device> {
-    // SAFETY: as the caller says.
+    forked::refuse()?;
+    // SAFETY: the caller's guarantee.
     unsafe { device.as_ref() }.ok_or_else(|| missing("the device"))
 }
 
 /// # Safety
 ///
-/// `queue` is NULL, or came from udm_queue_create and was not destroyed.
+/// `queue` is NULL, or was returned by udm_queue_create and not destroyed since.
 unsafe fn queue<'a>(queue: *mut udm_queue) -> Result<&'a mut Queue> {
-    // SAFETY: as the caller says. Another thread's queue is only asked for the number that says so,
-    // which nobody ever changes.
+    // SAFETY: as the caller says. Of another thread's queue, only the constant `thread` is read.
     if unsafe { queue.is_null() || (*queue).thread != this_thread() } {
         let wrong = "a queue is used by the thread that made it, and by no other";
         return Err(match queue.is_null() {
@@ -114,38 +120,38 @@ unsafe fn queue<'a>(queue: *mut udm_queue) -> Result<&'a mut Queue> {
             false => Error::new(Kind::Invalid, wrong),
         });
     }
-    // SAFETY: it is this thread's, which runs one function at a time.
+    // SAFETY: the queue belongs to this thread, which runs one function at a time.
     Ok(unsafe { &mut (*queue).queue })
 }
 
-/// The version of the library, as "0.1.0".
+/// Returns the version of the library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// One line about what failed last in this thread; never NULL. It is valid until the thread's next
+/// Returns one line about this thread's last error; never NULL. It is valid until the thread's next
 /// call that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn udm_error() -> *const c_char {
     last()
 }
 
-/// Opens the devices that `table` names (lines as for `dmsetup create`; paths are relative to the
-/// current directory) and serves them in this process. `name` is for messages.
+/// Opens the devices of `table` (lines as for `dmsetup create`; paths are relative to the current
+/// directory) and serves them in this process. `name` is used in messages.
 ///
-/// `memory` is a folder that exists, for what must survive this process: when it dies, what it
-/// had acknowledged is found by the next one that names the same folder, as long as the machine is
-/// not restarted. With NULL, what was acknowledged and not flushed dies with the process.
+/// `memory` is an existing folder for data that must survive this process. If the process dies, the
+/// next one that names the same folder finds all acknowledged writes, as long as the machine was
+/// not restarted. With NULL, acknowledged writes without a flush are lost with the process.
 ///
-/// A cache device that holds nothing is formatted. One that may hold something else is refused
-/// (EPERM), unless `flags` has UDM_FORCE_FORMAT.
+/// An empty cache device is formatted. A device that may hold other data is refused (EPERM), unless
+/// `flags` has UDM_FORCE_FORMAT.
 ///
-/// Returns 0 and the device, which udm_close ends; or a negative errno.
+/// Returns 0 and the device, to be closed with udm_close; or a negative errno.
 ///
 /// # Safety
 ///
-/// Strings are NULL or end with a NUL; `device` is NULL or may be written.
+/// Strings are NULL or end with a NUL; `device` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_open(
     name: *const c_char,
@@ -168,30 +174,31 @@ pub unsafe extern "C" fn udm_open(
         let options = memory.map_or_else(Options::without_memory, Options::with_memory_in);
         let is_forced = flags & UDM_FORCE_FORMAT != 0;
         let options = if is_forced { options.force_format() } else { options };
+        forked::watch()?;
         let volume = Volume::open(name, table, &options)?;
         let opened = Box::into_raw(Box::new(udm_device { way: Reached::Here(volume) }));
-        // SAFETY: not NULL, so it may be written.
+        // SAFETY: not NULL, so by the contract it is writable.
         unsafe { *device = opened };
         Ok(0)
     })
 }
 
-/// Connects to a server of vhost-user-blk: `udm create --export`, or one of another kind. `uri` is
-/// "vhost-user:///PATH". udm_reap looks at the memory that it shares with the server before it
-/// sleeps, as long as that pays and at most a tenth of the time in vain; with "?poll=never" after
-/// the path it sleeps immediately, with "?poll=always" never. `flags` is 0.
+/// Connects to a vhost-user-blk server: `udm create --export`, or another implementation. `uri` is
+/// "vhost-user:///PATH". Before udm_reap sleeps, it polls the memory that it shares with the
+/// server, as long as that pays off; at most a tenth of the time is wasted on polling. With
+/// "?poll=never" after the path it sleeps immediately, with "?poll=always" never. `flags` is 0.
 ///
-/// Everything else is as with udm_open, but: udm_status fails (EOPNOTSUPP), a request may have at
-/// most as many bytes as the server takes (31.5 MiB if it is udm; more ends with EINVAL), UDM_FUA
-/// takes a flush of its own. If the server dies, udm_reap waits for the next one there, 30 s or
-/// "?reconnect=SECONDS", and it does what was not answered, once more. If none comes, all requests
-/// end with EIO: then end the queues and the device, and connect again.
+/// The differences to udm_open are: udm_status fails (EOPNOTSUPP). The server sets the maximum size
+/// of a request (31.5 MiB for udm; larger ones end with EINVAL). UDM_FUA takes an additional flush.
+/// If the server dies, udm_reap waits for the next server at this address, for 30 s or
+/// "?reconnect=SECONDS", and unanswered requests are sent to it again. If no server appears in
+/// time, all requests end with EIO: destroy the queues, close the device, and connect again.
 ///
-/// Returns 0 and the device, which udm_close ends; or a negative errno.
+/// Returns 0 and the device, to be closed with udm_close; or a negative errno.
 ///
 /// # Safety
 ///
-/// `uri` is NULL or ends with a NUL; `device` is NULL or may be written.
+/// `uri` is NULL or ends with a NUL; `device` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_connect(
     uri: *const c_char,
@@ -205,29 +212,30 @@ pub unsafe extern "C" fn udm_connect(
             return Err(missing("the place for the device"));
         }
         only_flags(flags, 0)?;
+        forked::watch()?;
         let front = Front::connect(&uri.parse::<Uri>()?)?;
         let made = Box::into_raw(Box::new(udm_device { way: Reached::Served(front) }));
-        // SAFETY: not NULL, so it may be written.
+        // SAFETY: not NULL, so by the contract it is writable.
         unsafe { *device = made };
         Ok(0)
     })
 }
 
-/// Ends a device: what was acknowledged is durable in its cache or on its origin. Waits up to 30
-/// seconds for requests in flight, and returns a negative errno if they do not come back. The
-/// device is gone in any case; requests of queues that are left fail. A server's device goes on
-/// without this program. NULL is nothing to end.
+/// Closes a device: all acknowledged data is then durable, in its cache or on its origin. Waits up
+/// to 30 seconds for requests in flight, and returns a negative errno if they do not end in time.
+/// The device is closed in any case, and requests of its remaining queues fail. A server's device
+/// stays open on the server. NULL is ignored.
 ///
 /// # Safety
 ///
-/// `device` is NULL, or came from udm_open or udm_connect, and nobody uses it any more.
+/// `device` is NULL, or was returned by udm_open or udm_connect, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_close(device: *mut udm_device) -> c_int {
     answer(|| {
         if device.is_null() {
             return Ok(0);
         }
-        // SAFETY: it came from `Box::into_raw` in udm_open, and this is its last use.
+        // SAFETY: udm_open or udm_connect has made it, and this is its last use.
         let opened = unsafe { Box::from_raw(device) };
         match opened.way {
             Reached::Here(volume) => volume.close().map(|()| 0),
@@ -236,7 +244,7 @@ pub unsafe extern "C" fn udm_close(device: *mut udm_device) -> c_int {
     })
 }
 
-/// Bytes of the device; 0 for NULL.
+/// Returns the size of the device in bytes; 0 for NULL.
 ///
 /// # Safety
 ///
@@ -250,8 +258,8 @@ pub unsafe extern "C" fn udm_size(device: *const udm_device) -> u64 {
     })
 }
 
-/// The device's block in bytes, 512 or 4096 for most: requests are multiples of it, in place and
-/// length, or end with EINVAL. 0 for NULL.
+/// Returns the device's block size in bytes, usually 512 or 4096. Offset and length of a request
+/// must be multiples of it; otherwise the request ends with EINVAL. Returns 0 for NULL.
 ///
 /// # Safety
 ///
@@ -266,9 +274,9 @@ pub unsafe extern "C" fn udm_block_bytes(device: *const udm_device) -> u32 {
     })
 }
 
-/// The status lines of the device, as `dmsetup status` prints them, each with a newline. At most
-/// `len` bytes, the last of them NUL, are written to `buffer`. Returns how many bytes the text has
-/// without its NUL (if that is `len` or more, it was cut), or a negative errno.
+/// Writes the status lines of the device to `buffer`, in the format of `dmsetup status`, each with
+/// a newline. At most `len` bytes are written, including the final NUL. Returns the length of the
+/// whole text without the NUL (`len` or more: the text was truncated), or a negative errno.
 ///
 /// # Safety
 ///
@@ -283,7 +291,7 @@ pub unsafe extern "C" fn udm_status(
         // SAFETY: the header's contract.
         let device = unsafe { self::device(device)? };
         let Reached::Here(volume) = &device.way else {
-            let message = "the device is a server's, which says its status: udm status NAME";
+            let message = "a server has the device: `udm status NAME` prints its status";
             return Err(Error::new(Kind::Unsupported, message));
         };
         let text: String =
@@ -300,14 +308,14 @@ pub unsafe extern "C" fn udm_status(
     })
 }
 
-/// Makes a queue for the calling thread. A device has at most 255 at a time; one of a server, as
-/// many as that says, and 16 at most (EBUSY).
+/// Creates a queue for the calling thread. A device has at most 255 queues at a time; a server's
+/// device has as many as the server allows, at most 16 (EBUSY).
 ///
-/// Returns 0 and the queue, which udm_queue_destroy ends; or a negative errno.
+/// Returns 0 and the queue, to be destroyed with udm_queue_destroy; or a negative errno.
 ///
 /// # Safety
 ///
-/// `device` is NULL or open; `queue` is NULL or may be written.
+/// `device` is NULL or open; `queue` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_queue_create(
     device: *const udm_device,
@@ -325,19 +333,19 @@ pub unsafe extern "C" fn udm_queue_create(
         };
         let made = Queue::new(way);
         let made = Box::new(udm_queue { queue: made, thread: this_thread() });
-        // SAFETY: not NULL, so it may be written.
+        // SAFETY: not NULL, so by the contract it is writable.
         unsafe { *queue = Box::into_raw(made) };
         Ok(0)
     })
 }
 
-/// Ends a queue, on the thread that made it. Waits until the disks have answered what is in flight;
-/// how it ended is not said, and reads that were not reaped leave their memory as it was. NULL
-/// is nothing to end.
+/// Destroys a queue, on the thread that created it. Waits until the disks have answered the
+/// requests in flight, whose results are dropped; reads that were not reaped leave their memory
+/// unchanged. NULL is ignored.
 ///
 /// # Safety
 ///
-/// `queue` is NULL, or came from udm_queue_create, and this is its last use.
+/// `queue` is NULL, or was returned by udm_queue_create, and this is its last use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_queue_destroy(queue: *mut udm_queue) -> c_int {
     answer(|| {
@@ -346,18 +354,18 @@ pub unsafe extern "C" fn udm_queue_destroy(queue: *mut udm_queue) -> c_int {
         }
         // SAFETY: the header's contract; this checks the thread.
         unsafe { self::queue(queue)? };
-        // SAFETY: it came from `Box::into_raw` in udm_queue_create, and this is its last use.
+        // SAFETY: it was returned by `Box::into_raw` in udm_queue_create; this is its last use.
         drop(unsafe { Box::from_raw(queue) });
         Ok(0)
     })
 }
 
-/// A file descriptor for a program's own loop (poll, epoll): it is readable when there may be
-/// something to reap. Then call udm_reap with `min` 0 until it returns less than `max`. It belongs
-/// to the queue, which reads it itself. Before the first call a request that is answered
-/// immediately costs no system call, from then on it costs one.
+/// Returns a file descriptor for a program's own loop (poll, epoll): it is readable when there may
+/// be completions to reap. Then call udm_reap with `min` 0 until it returns less than `max`. The
+/// descriptor belongs to the queue, which reads it itself. Before the first call of this function,
+/// a request that is answered immediately costs no system call; afterwards it costs one.
 ///
-/// Returns the file descriptor, or a negative errno.
+/// Returns a negative errno on failure.
 ///
 /// # Safety
 ///
@@ -369,22 +377,16 @@ pub unsafe extern "C" fn udm_queue_fd(queue: *mut udm_queue) -> c_int {
     answer(|| Ok(unsafe { self::queue(queue)? }.fd()?.as_raw_fd()))
 }
 
-fn only_flags(flags: c_uint, known: c_uint) -> Result<()> {
-    match flags & !known {
-        0 => Ok(()),
-        unknown => Err(Error::new(Kind::Invalid, format!("flag {unknown:#x} is not known"))),
-    }
-}
-
-/// Reads `len` bytes at byte `offset`, both multiples of the device's block, into `buffer`.
+/// Reads `len` bytes at byte `offset` into `buffer`. Offset and length must be multiples of the
+/// device's block size.
 ///
-/// This and all other requests return 0, and are completed later by udm_reap with their
-/// `user_data`; or a negative errno, and nothing follows: EINVAL (NULL, no bytes, not whole
-/// sectors, too many bytes, unknown flags, another thread) or EBUSY (UDM_REQUESTS_MAX are in
-/// flight). Memory of a request stays valid and untouched until it was reaped, or its queue
-/// destroyed. A server (udm_connect) sees a request immediately if it has no other of this queue;
-/// of several it may see the last seven only with the next udm_reap, unless udm_queue_fd was
-/// called.
+/// This and all other requests return 0 or a negative errno. After 0, udm_reap later returns the
+/// completion with the request's `user_data`. After an error, no completion follows: EINVAL (NULL,
+/// no bytes, not whole sectors, too many bytes, unknown flags, wrong thread) or EBUSY
+/// (UDM_REQUESTS_MAX are in flight). A request's memory must stay valid and untouched until the
+/// request was reaped or its queue was destroyed. A server (udm_connect) sees a request
+/// immediately if no other request of this queue is in flight. It may see the last seven of
+/// several requests only with the next udm_reap, unless udm_queue_fd was called.
 ///
 /// # Safety
 ///
@@ -403,8 +405,8 @@ pub unsafe extern "C" fn udm_read(
     unsafe { udm_readv(queue, offset, &raw const piece, 1, user_data, flags) }
 }
 
-/// Writes `len` bytes at byte `offset`, both multiples of the device's block, from `buffer`.
-/// `flags` may be UDM_FUA.
+/// Writes `len` bytes from `buffer` to byte `offset`. Offset and length must be multiples of the
+/// device's block size. `flags` may be UDM_FUA.
 ///
 /// # Safety
 ///
@@ -419,16 +421,15 @@ pub unsafe extern "C" fn udm_write(
     flags: c_uint,
 ) -> c_int {
     let piece = udm_iovec { base: buffer.cast_mut(), len };
-    // SAFETY: the header's contract. What is written from is never written to.
+    // SAFETY: the header's contract. The memory of a write is only read.
     unsafe { udm_writev(queue, offset, &raw const piece, 1, user_data, flags) }
 }
 
-/// As udm_read, into `count` pieces, one after the other. The array itself may be reused when this
-/// returns.
+/// Like udm_read, into `count` pieces in order. The array itself may be reused after the return.
 ///
 /// # Safety
 ///
-/// As udm_read; `pieces` has `count` pieces.
+/// As for udm_read; `pieces` has `count` pieces.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_readv(
     queue: *mut udm_queue,
@@ -445,12 +446,11 @@ pub unsafe extern "C" fn udm_readv(
     })
 }
 
-/// As udm_write, from `count` pieces, one after the other. The array itself may be reused when this
-/// returns.
+/// Like udm_write, from `count` pieces in order. The array itself may be reused after the return.
 ///
 /// # Safety
 ///
-/// As udm_write; `pieces` has `count` pieces.
+/// As for udm_write; `pieces` has `count` pieces.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_writev(
     queue: *mut udm_queue,
@@ -470,7 +470,7 @@ pub unsafe extern "C" fn udm_writev(
 
 /// # Safety
 ///
-/// As udm_readv and udm_writev.
+/// As for udm_readv and udm_writev.
 unsafe fn transfer(
     queue: *mut udm_queue,
     op: Op,
@@ -479,7 +479,7 @@ unsafe fn transfer(
     user_data: u64,
     fua: bool,
 ) -> Result<i32> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's guarantee.
     let queue = unsafe { self::queue(queue)? };
     if pieces.is_null() {
         return Err(missing("the list of pieces"));
@@ -498,7 +498,7 @@ unsafe fn transfer(
     Ok(0)
 }
 
-/// Makes durable what was completed before this was called.
+/// Flush: makes all requests durable that were completed before this call.
 ///
 /// # Safety
 ///
@@ -513,7 +513,7 @@ pub unsafe extern "C" fn udm_flush(queue: *mut udm_queue, user_data: u64, flags:
     })
 }
 
-/// The range is not needed any more; it reads as zeroes afterwards.
+/// Discards a range that is not needed any more; it reads as zeroes afterwards.
 ///
 /// # Safety
 ///
@@ -556,16 +556,16 @@ pub unsafe extern "C" fn udm_write_zeroes(
     })
 }
 
-/// Takes completions: those that are there, at most `max`; if they are less than `min`, waits for
-/// more, at most `timeout_ns` nanoseconds, or without an end if that is negative. The order is that
-/// in which requests end.
+/// Takes at most `max` completions, in the order in which requests end. If fewer than `min` are
+/// ready, it waits for more, at most `timeout_ns` nanoseconds, or without limit if that is
+/// negative.
 ///
-/// Returns how many there are, or a negative errno: EINVAL if `min` is more than `max`, or than
-/// what is in flight.
+/// Returns their number, or a negative errno: EINVAL if `min` is more than `max`, or more than the
+/// requests in flight.
 ///
 /// # Safety
 ///
-/// `queue` is NULL, or a queue of this thread; `completions` has room for `max`.
+/// `queue` is NULL, or a queue of this thread; `completions` has space for `max`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_reap(
     queue: *mut udm_queue,
@@ -579,12 +579,12 @@ pub unsafe extern "C" fn udm_reap(
         let queue = unsafe { self::queue(queue)? };
         let numbers = usize::try_from(min).ok().zip(usize::try_from(max).ok());
         let (min, max) = numbers.filter(|(min, max)| min <= max).ok_or_else(|| {
-            let message = format!("at least {min} and at most {max} completions cannot be");
+            let message = format!("at least {min} and at most {max} completions are impossible");
             Error::new(Kind::Invalid, message)
         })?;
         if min > queue.in_flight() {
             let in_flight = queue.in_flight();
-            let message = format!("{min} completions never come of {in_flight} requests");
+            let message = format!("{min} completions, but only {in_flight} requests in flight");
             return Err(Error::new(Kind::Invalid, message));
         }
         if completions.is_null() && max > 0 {
@@ -592,7 +592,7 @@ pub unsafe extern "C" fn udm_reap(
         }
         let timeout = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
         let count = queue.reap(min, max, timeout, |at, Completed { user_data, result }| {
-            // SAFETY: there is room for `max`, and `at` is less.
+            // SAFETY: there is space for `max`, and `at` is less.
             unsafe { completions.add(at).write(udm_completion { user_data, result, reserved: 0 }) };
         });
         Ok(count as c_int)

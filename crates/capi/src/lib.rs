@@ -1,12 +1,12 @@
 //! libudm: mapped devices in a C program's own process.
 //!
-//! `include/udm.h` is made from this crate, and says all that a program needs to know; a test
+//! `include/udm.h` is generated from this crate and documents the interface for programs; a test
 //! compares the two.
 //!
-//! | file | what |
+//! | file | job |
 //! |---|---|
-//! | `ffi` | the functions of the header: hostile pointers, panics and threads end here |
-//! | `queue` | requests of one thread, and what became of them |
+//! | `ffi` | the functions of the header: checks pointers and threads, catches panics |
+//! | `queue` | the requests of one thread, and their results |
 //! | `memory` | the program's memory |
 //! | `errors` | the last error of each thread |
 
@@ -14,6 +14,7 @@
 
 mod errors;
 mod ffi;
+mod forked;
 mod memory;
 mod queue;
 

@@ -1,7 +1,7 @@
-//! Memory of the program: where a request's data comes from, or goes to.
+//! Memory of the program: the source or destination of a request's data.
 //!
-//! The header's contract: what a request names stays valid, and is not touched by anybody else,
-//! until the request's completion was reaped or its queue was destroyed.
+//! The header's contract: a request's memory stays valid and is not touched by others until the
+//! request's completion was reaped or its queue was destroyed.
 
 #![allow(unsafe_code)]
 
@@ -15,17 +15,18 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Forgets what it named, and keeps its own memory.
+    /// Removes all pieces, and keeps the list's own memory.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.len = 0;
     }
 
-    /// Adds `len` bytes at `start`. Returns whether the sum can be counted.
+    /// Adds `len` bytes at `start`. Returns whether the sum of all lengths fits.
     ///
     /// # Safety
     ///
-    /// They are valid, to write if this is for a read, until [`Memory::clear`] or the end of this.
+    /// The bytes are valid until [`Memory::clear`] or the end of this value. For a read, they are
+    /// also writable.
     pub(crate) unsafe fn add(&mut self, start: *mut u8, len: usize) -> bool {
         let Some(sum) = self.len.checked_add(len) else { return false };
         self.len = sum;
@@ -35,39 +36,39 @@ impl Memory {
         true
     }
 
-    /// All its bytes.
+    /// Sum of the lengths.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether a piece is at no address.
+    /// Whether a piece is a NULL pointer.
     pub(crate) fn has_null(&self) -> bool {
         self.pieces.iter().any(|(start, _)| start.is_null())
     }
 
-    /// Copies all of it into `bytes`, which are as many.
+    /// Copies all pieces into `bytes`, which must have the same length.
     pub(crate) fn gather(&self, bytes: &mut [u8]) {
         assert_eq!(bytes.len(), self.len);
         let mut rest = bytes;
         for (start, len) in &self.pieces {
             let (part, next) = rest.split_at_mut(*len);
-            // SAFETY: `add` was promised that the bytes are valid, `part` is as long, and memory of
-            // a buffer of ours is none of the program's.
+            // SAFETY: the caller of `add` guarantees that the bytes are valid. `part` has the same
+            // length, and the library's own buffer does not overlap the program's memory.
             unsafe { ptr::copy_nonoverlapping(*start, part.as_mut_ptr(), *len) };
             rest = next;
         }
     }
 
-    /// Shows its pieces to `take`, one after the other.
+    /// Passes each piece to `take`, in order.
     pub(crate) fn each(&self, mut take: impl FnMut(&[u8])) {
         for (start, len) in &self.pieces {
-            // SAFETY: `add` was promised that the bytes are valid, and that nobody else touches
-            // them; this is for a write, so they are only read.
+            // SAFETY: the caller of `add` guarantees that the bytes are valid and that no one else
+            // touches them; this is for a write, so they are only read.
             take(unsafe { std::slice::from_raw_parts(*start, *len) });
         }
     }
 
-    /// Lets `fill` overwrite its pieces, one after the other.
+    /// Lets `fill` overwrite each piece, in order.
     pub(crate) fn each_mut(&self, mut fill: impl FnMut(&mut [u8])) {
         for (start, len) in &self.pieces {
             // SAFETY: as above, and this is for a read.
@@ -75,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// Copies `bytes`, which are as many, over it.
+    /// Copies `bytes`, which must have the same length, over all pieces.
     pub(crate) fn scatter(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len);
         let mut rest = bytes;
@@ -96,7 +97,7 @@ mod tests {
     fn pieces_are_gathered_and_scattered_in_their_order() {
         let (mut first, mut second) = ([1_u8, 2, 3], [4_u8, 5]);
         let mut memory = Memory::default();
-        // SAFETY: both live to the end of this test, and are used through `memory` alone.
+        // SAFETY: both live to the end of this test, and are used only through `memory`.
         unsafe {
             assert!(memory.add(first.as_mut_ptr(), 3));
             assert!(memory.add(std::ptr::null_mut(), 0));

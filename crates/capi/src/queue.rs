@@ -1,4 +1,4 @@
-//! Requests of one thread: a number for each, where its data goes, and what the program calls it.
+//! The requests of one thread: a slot for each, with its memory and the program's `user_data`.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -13,10 +13,18 @@ use udm_export::vhost::front::{self, Ask};
 
 use crate::memory::Memory;
 
-/// Most requests of a queue in flight.
+/// Maximum requests of a queue in flight.
 pub(crate) const REQUESTS_MAX: usize = 4096;
 
-/// A request in flight, or a place for one.
+/// Returns a number that is unique to this thread while it lives.
+pub(crate) fn this_thread() -> usize {
+    thread_local! {
+        static MARK: u8 = const { 0 };
+    }
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+/// A request in flight, or a free slot.
 #[derive(Debug, Default)]
 struct Place {
     user_data: u64,
@@ -24,16 +32,16 @@ struct Place {
     is_read: bool,
 }
 
-/// What became of a request.
+/// A completed request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
-    /// What the program calls it.
+    /// The program's value.
     pub user_data: u64,
     /// 0, or a negative errno.
     pub result: i32,
 }
 
-/// Who answers.
+/// The other side of the queue.
 #[derive(Debug)]
 pub(crate) enum Way {
     /// The engine, in this process.
@@ -48,9 +56,9 @@ pub(crate) struct Queue {
     way: Way,
     places: Vec<Place>,
     free: Vec<usize>,
-    /// Requests for which the ring to the server has no room yet.
+    /// Requests that wait for free space in the ring to the server.
     waiting: VecDeque<Ask>,
-    /// Those that the server will not answer any more.
+    /// Requests that the server will not answer any more.
     lost: Vec<usize>,
 }
 
@@ -60,7 +68,7 @@ impl Queue {
         Queue { way, places, free, waiting: VecDeque::new(), lost: Vec::new() }
     }
 
-    /// A file for a program's own loop.
+    /// Returns a file for a program's own loop.
     pub(crate) fn fd(&mut self) -> Result<BorrowedFd<'_>> {
         match &mut self.way {
             Way::Local(local) => local.fd(),
@@ -72,7 +80,7 @@ impl Queue {
         self.places.len() - self.free.len()
     }
 
-    /// Starts a read or a write of the memory that `fill` names.
+    /// Starts a read or a write of the memory that `fill` adds.
     pub(crate) fn transfer(
         &mut self,
         op: Op,
@@ -87,7 +95,9 @@ impl Queue {
         let is_countable = fill(&mut place.memory);
         let len = place.memory.len();
         let problem = match () {
-            () if place.memory.has_null() => Some("a piece of its memory is at NULL".to_owned()),
+            () if place.memory.has_null() => {
+                Some("a piece of its memory has the address NULL".to_owned())
+            }
             () if len == 0 => Some("it has no bytes".to_owned()),
             () if !is_countable || len as u64 > BIO_BYTES_MAX => {
                 Some(format!("it has more than {BIO_BYTES_MAX} bytes"))
@@ -114,7 +124,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks the server, as soon as there is room.
+    /// Sends a request to the server as soon as there is free space.
     fn ask(&mut self, ask: Ask) -> Result<()> {
         if let Way::Served(served) = &self.way
             && let Some(failure) = served.failure()
@@ -127,7 +137,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Gives the server what there is room for.
+    /// Sends as many waiting requests to the server as there is free space for.
     fn send(&mut self) {
         let Way::Served(served) = &mut self.way else { return };
         while let Some(ask) = self.waiting.front() {
@@ -140,7 +150,7 @@ impl Queue {
         }
     }
 
-    /// Starts a flush, a discard or zeroes.
+    /// Starts a flush, a discard or a write-zeroes request.
     pub(crate) fn bare(
         &mut self,
         op: Op,
@@ -167,21 +177,21 @@ impl Queue {
         Ok(())
     }
 
-    /// A place for one more request.
+    /// Returns a slot for one more request.
     fn place(&mut self) -> Result<usize> {
         if let Some(at) = self.free.pop() {
             return Ok(at);
         }
         if self.places.len() == REQUESTS_MAX {
-            let message = format!("{REQUESTS_MAX} requests are in flight, the most there can be");
+            let message = format!("{REQUESTS_MAX} requests are in flight, which is the maximum");
             return Err(Error::new(Kind::Busy, message));
         }
         self.places.push(Place::default());
         Ok(self.places.len() - 1)
     }
 
-    /// Gives completions to `take`, at most `max`: those that are there, and then, until there are
-    /// `min` or `timeout` is over, those that come. Returns how many.
+    /// Passes at most `max` completions to `take`: first those that are ready, then later ones,
+    /// until there are `min` or `timeout` has passed. Returns their number.
     pub(crate) fn reap(
         &mut self,
         min: usize,
@@ -200,7 +210,8 @@ impl Queue {
         count
     }
 
-    /// The next completion; if there is none, waits for it if `waits`, until `deadline`.
+    /// Returns the next completion. If none is ready and `waits` is set, waits for one until
+    /// `deadline`.
     fn next(&mut self, waits: bool, deadline: Option<Nanos>) -> Option<Completed> {
         let local = match &mut self.way {
             Way::Served(_) => return self.next_served(waits, deadline),
@@ -249,12 +260,15 @@ impl Queue {
     }
 }
 
-/// What is wrong with a range in itself. Whether it is within the device, the device knows.
+/// Returns the error in a range, without regard to the device's size.
 fn unfit(offset: u64, len: u64) -> Option<String> {
     if offset.checked_add(len).is_none() {
-        return Some(format!("{len} bytes at byte {offset} have no end"));
+        return Some(format!("{len} bytes at byte {offset} overflow"));
     }
     let is_whole = (offset | len).is_multiple_of(SECTOR);
     (!is_whole)
         .then(|| format!("{len} bytes at byte {offset} are not a multiple of {SECTOR} bytes"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
-/* A program under load whose server is killed again and again: each request is answered once and
+/* A program under load whose server is killed repeatedly: each request is answered once and
  * without an error, and the data is right. It runs until its standard input ends; with a second
- * word it sleeps in a loop of its own. */
+ * argument it sleeps in a loop of its own. */
 
 #include <poll.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@
 
 enum { DEPTH = 24, BLOCK = 4096, WORDS = BLOCK / 4, BLOCKS = 48 * 1024 / 4, FLUSH = BLOCKS };
 
-/* A request writes or reads one of the blocks whose number leaves its own as a remainder. */
+/* A request writes or reads a block whose number modulo the depth is the request's number. */
 static struct {
 	uint32_t words[WORDS];
 	int block, is_read, is_busy;
@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
 	CHECK(udm_connect(argv[1], 0, &device) == 0);
 	CHECK(udm_size(device) >= (uint64_t)BLOCKS * BLOCK);
 	CHECK(udm_queue_create(device, &queue) == 0);
-	/* From here on servers may be killed: a first connection is tried once. */
+	/* From here on the server may be killed; the first connection is tried only once. */
 	puts("connected");
 	fflush(stdout);
 	int has_loop = argc > 2, in_flight = 0, goes_on = 1;

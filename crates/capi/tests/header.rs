@@ -1,12 +1,13 @@
-//! The header is what the crate says. `UDM_WRITE_HEADER=1` writes it again.
+//! The header matches the crate. `UDM_WRITE_HEADER=1` generates it again.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
+use std::process::Command;
 
 use cbindgen::{Braces, Builder, Config, Language, Style};
 
-/// What stands above everything else.
+/// The first lines of the header.
 const HEAD: &str = "\
 /* libudm: Linux's device-mapper caches in a program's own process.
  *
@@ -19,10 +20,10 @@ const HEAD: &str = "\
  *
  * udm_connect(\"vhost-user:///run/udm/vol.vhost\", 0, &device) uses a server instead.
  *
- * Functions that return an int return 0 or more, or a negative errno; udm_error() has a line that
- * says what was wrong. Link with -ludm.
+ * Functions that return an int return 0 or more, or a negative errno; udm_error() then describes
+ * the error in one line. Link with -ludm.
  *
- * Made from crates/capi/src; do not edit. SPDX-License-Identifier: MIT OR Apache-2.0
+ * Generated from crates/capi/src; do not edit. SPDX-License-Identifier: MIT OR Apache-2.0
  */";
 
 fn generated() -> String {
@@ -43,7 +44,10 @@ fn generated() -> String {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let bindings = Builder::new().with_config(config).with_crate(crate_dir).generate().unwrap();
     bindings.write(&mut text);
-    String::from_utf8(text).unwrap().replace(" * # Safety\n *\n *", " * The contract:")
+    let text = String::from_utf8(text).unwrap().replace(" * # Safety\n *\n *", " * The contract:");
+    // C89 has no such comments.
+    text.replace("// __cplusplus", "/* __cplusplus */")
+        .replace("// extern \"C\"", "/* extern \"C\" */")
 }
 
 #[test]
@@ -55,4 +59,30 @@ fn the_header_is_what_the_crate_says() {
     }
     let kept = std::fs::read_to_string(&path).unwrap();
     assert!(kept == generated, "include/udm.h is old: UDM_WRITE_HEADER=1 writes it again");
+}
+
+#[test]
+fn the_header_is_c_of_1989_and_cpp() {
+    let folder = tempfile::tempdir().unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let body = "#include \"udm.h\"\nint main(void) { return udm_version() == NULL; }\n";
+    for (language, standard) in
+        [("c", "c89"), ("c", "c99"), ("c", "c17"), ("c++", "c++11"), ("c++", "c++17")]
+    {
+        let source = folder.path().join("source");
+        std::fs::write(&source, body).unwrap();
+        let output = Command::new("cc")
+            .args(["-x", language, &format!("-std={standard}"), "-pedantic", "-Wall", "-Wextra"])
+            .args(["-Werror", "-fsyntax-only", "-I"])
+            .args([&include, &source])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        // A machine that builds Rust has a C compiler, but maybe no C++ compiler.
+        if language == "c++" && said.contains("cc1plus") {
+            eprintln!("SKIPPED: no compiler of C++: {said}");
+            continue;
+        }
+        assert!(output.status.success(), "{standard}: {said}");
+    }
 }

@@ -1,4 +1,4 @@
-/* What a program may do wrong, and what it is told: a number and a line, never a crash. */
+/* Mistakes of a program: each returns an errno and a line of text, and never crashes. */
 
 #include <errno.h>
 #include <poll.h>
@@ -84,7 +84,7 @@ static void requests(udm_device *device, udm_queue *queue) {
 	CHECK(udm_reap(queue, done, 2, 1, -1) == -EINVAL);
 	CHECK(udm_reap(queue, NULL, 0, 1, 0) == -EINVAL);
 
-	/* Whole sectors that the device does not have: the request itself ends with an error. */
+	/* Whole sectors beyond the device's end: the request itself ends with an error. */
 	CHECK(udm_write(queue, size, bytes, 512, 77, 0) == 0);
 	CHECK(udm_reap(queue, done, 1, 8, -1) == 1);
 	CHECK(done[0].user_data == 77 && done[0].result == -ENOSPC);
@@ -92,7 +92,7 @@ static void requests(udm_device *device, udm_queue *queue) {
 	CHECK(udm_reap(queue, done, 1, 8, -1) == 1);
 	CHECK(done[0].user_data == 78 && done[0].result == -EINVAL);
 
-	/* No more than the maximum in flight, and all come back. */
+	/* At most the maximum in flight, and all complete. */
 	for (unsigned i = 0; i < UDM_REQUESTS_MAX; i++)
 		CHECK(udm_flush(queue, i, 0) == 0);
 	CHECK(udm_flush(queue, 0, 0) == -EBUSY);
@@ -104,7 +104,7 @@ static void requests(udm_device *device, udm_queue *queue) {
 	}
 }
 
-/* A loop of the program's own: the descriptor is readable when there is something to reap. */
+/* A loop of the program's own: the descriptor is readable when there are completions. */
 static void own_loop(udm_queue *queue) {
 	struct pollfd wait = {udm_queue_fd(queue), POLLIN, 0};
 	udm_completion done[2];
@@ -147,7 +147,7 @@ int main(int argc, char **argv) {
 	requests(device, queue);
 	own_loop(queue);
 
-	/* A queue may be left with requests in flight, and outlive its device. */
+	/* A queue may have requests in flight when its device is closed, and outlive it. */
 	CHECK(udm_queue_create(device, &second) == 0);
 	CHECK(udm_write(second, 0, bytes, sizeof bytes, 0, 0) == 0);
 	CHECK(udm_queue_destroy(second) == 0);

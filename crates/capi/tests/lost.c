@@ -1,4 +1,4 @@
-/* A server that goes while a program uses it: the program hears that, and goes on. */
+/* A server that dies while a program uses it: the program gets errors, and continues. */
 
 #include <errno.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ int main(int argc, char **argv) {
 	CHECK(udm_size(device) == 8 << 20 && udm_block_bytes(device) == 512);
 	CHECK(udm_status(device, text, sizeof text) == -EOPNOTSUPP);
 	CHECK(udm_queue_create(device, &queue) == 0);
-	/* More than the ring holds, with and without waiting for them. */
+	/* More requests than the ring holds, with and without waiting for them. */
 	for (int i = 0; i < DEPTH; i++) {
 		memset(bytes[i], i, 512);
 		CHECK(udm_write(queue, i * 512, bytes[i], 512, i, i % 9 == 0 ? UDM_FUA : 0) == 0);
@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
 	struct pollfd file = {udm_queue_fd(queue), POLLIN, 0};
 	CHECK(file.fd >= 0);
 	CHECK(udm_read(queue, 513 * 512, bytes[0], 512, 77, 0) == 0);
-	/* It may be readable without an answer, but not without an end. */
+	/* It may be readable without an answer, but not forever. */
 	do {
 		CHECK(poll(&file, 1, 10000) == 1);
 		count = udm_reap(queue, done, 0, 8, 0);
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
 	CHECK(udm_reap(queue, done, 1, 8, -1) == 1 && done[0].result == -EINVAL);
 	puts("ready");
 	fflush(stdout);
-	/* Until the server goes: then an error, not a wait without an end. */
+	/* Until the server dies: then an error, not an endless wait. */
 	int result = 0;
 	while (result == 0) {
 		result = udm_flush(queue, 1, 0);
@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
 	}
 	CHECK(result == -EIO);
 	CHECK(udm_write(queue, 0, bytes[0], 512, 1, 0) == -EIO);
-	CHECK(strstr(udm_error(), "it is gone") != NULL);
+	CHECK(strstr(udm_error(), "it disconnected") != NULL);
 	udm_queue *other;
 	CHECK(udm_queue_create(device, &other) == -EIO);
 	CHECK(udm_queue_destroy(queue) == 0 && udm_close(device) == 0);

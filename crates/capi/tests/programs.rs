@@ -1,4 +1,4 @@
-//! Programs in C: the examples, and one that does everything wrong.
+//! Programs in C: the examples, and tests of wrong use.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,8 +19,8 @@ fn library() -> PathBuf {
     library
 }
 
-/// Compiles a program, with every warning an error, and puts the library beside it, by the name
-/// that the library says of itself.
+/// Compiles a program, with every warning an error, and puts the library next to it under the
+/// library's soname.
 fn compiled(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("program");
     std::os::unix::fs::symlink(library(), folder.join("libudm.so.0")).unwrap();
@@ -71,6 +71,16 @@ fn what_is_wrong_gets_a_number_and_a_line() {
 }
 
 #[test]
+fn a_fork_a_signal_and_a_close_are_what_the_header_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("tests/process.c", folder.path());
+    let cache = folder.path().join("cache");
+    let table = table(folder.path(), 4096).replace("writecache s", "writecache p");
+    let said = run(&program, &[&table, cache.to_str().unwrap()]);
+    assert_eq!(said, "the process keeps what is its own\n");
+}
+
+#[test]
 fn the_example_copies_a_file_to_a_device_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("examples/copy.c", folder.path());
@@ -86,8 +96,8 @@ fn the_example_copies_a_file_to_a_device_and_back() {
     assert!(copied[bytes.len()..].iter().all(|byte| *byte == 0));
 }
 
-/// What the program finds, when the kernel has closed the files that a killed one had in its ring:
-/// it does so a moment later.
+/// Returns the program's result, once the kernel has closed the files in a killed program's ring,
+/// which happens a moment later.
 fn check_when_free(program: &Path, words: &[&str]) -> u64 {
     let start = Instant::now();
     loop {
@@ -117,7 +127,7 @@ fn a_killed_log_has_every_record_that_was_acknowledged() {
         let mut last = lines.by_ref().take(500).last().unwrap().unwrap();
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // What the pipe still holds was acknowledged, too; a last line may be cut.
+        // Lines that are still in the pipe were also acknowledged; a last line may be truncated.
         for line in lines.map_while(Result::ok) {
             last = if line.len() >= last.len() { line } else { last };
         }
@@ -127,7 +137,7 @@ fn a_killed_log_has_every_record_that_was_acknowledged() {
     }
 }
 
-/// A server of a writecache over files of this folder, and its URI.
+/// Starts a server of a writecache over files of this folder, and returns its URI.
 fn serve(folder: &Path, words: &str) -> (Volume, Server, String) {
     let uri = format!("vhost-user://{}/socket{words}", folder.display());
     let volume = Volume::open("served", &table(folder, 4096), &Options::without_memory()).unwrap();
@@ -186,12 +196,12 @@ fn a_program_whose_server_goes_hears_that() {
     }
 }
 
-/// The folder of the server that this program is, when it is run by the test below.
+/// The folder of the server, when the test below runs this program as one.
 const SERVES: &str = "UDM_TEST_SERVES";
-/// Servers that are killed, one after the other.
+/// Number of servers that are killed, one after the other.
 const KILLS: u64 = 10;
 
-/// What `open` makes, as soon as it can.
+/// Returns the result of `open` as soon as it succeeds.
 fn when_free<T>(open: impl Fn() -> udm::Result<T>) -> T {
     let start = Instant::now();
     loop {
@@ -203,7 +213,8 @@ fn when_free<T>(open: impl Fn() -> udm::Result<T>) -> T {
     }
 }
 
-/// A cache over files of a folder, served until this process is killed. Nothing without [`Killed`].
+/// Serves a cache over files of a folder until this process is killed. Outside of [`Killed`] it
+/// returns immediately.
 #[test]
 fn serve_until_killed() {
     let Some(folder) = std::env::var_os(SERVES).map(PathBuf::from) else { return };
@@ -212,8 +223,7 @@ fn serve_until_killed() {
     let table = format!("0 131072 writecache p {origin} {cache} 4096 0");
     let options = Options::with_memory_in(&folder);
     let uri = format!("vhost-user://{}/socket", folder.display()).parse().unwrap();
-    // The kernel closes the files and the socket that a killed server had in its rings a moment
-    // later.
+    // The kernel closes the files and the socket of a killed server's rings a moment later.
     let volume = when_free(|| Volume::open("served", &table, &options));
     let _server = when_free(|| Server::start(volume.device(), &uri));
     println!("serves");
@@ -250,17 +260,17 @@ impl Drop for Killed {
 fn a_program_whose_servers_are_killed_goes_on_with_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("tests/again.c", folder.path());
-    // A busy machine may take long to start a server; deadlines are another test's.
+    // A busy machine may take long to start a server; another test checks deadlines.
     for (nth, poll) in ["never", "always", "auto", "never"].iter().enumerate() {
         let words = format!("?poll={poll}&reconnect=300");
-        // A cache of its own for each, whose blocks have no data yet.
-        let world = folder.path().join(nth.to_string());
-        std::fs::create_dir(&world).unwrap();
+        // A new, empty cache for each run.
+        let fixture = folder.path().join(nth.to_string());
+        std::fs::create_dir(&fixture).unwrap();
         for (name, bytes) in [("origin", 64 * MIB), ("cache", 16 * MIB)] {
-            std::fs::File::create(world.join(name)).unwrap().set_len(bytes).unwrap();
+            std::fs::File::create(fixture.join(name)).unwrap().set_len(bytes).unwrap();
         }
-        let uri = format!("vhost-user://{}/socket{words}", world.display());
-        let mut server = Killed::start(&world);
+        let uri = format!("vhost-user://{}/socket{words}", fixture.display());
+        let mut server = Killed::start(&fixture);
         let loop_of_its_own = if nth == 3 { &["loop"][..] } else { &[] };
         let mut child = command(&program, &[&[uri.as_str()][..], loop_of_its_own].concat())
             .stdin(Stdio::piped())
@@ -268,15 +278,15 @@ fn a_program_whose_servers_are_killed_goes_on_with_the_next() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // If it fails to connect, these end, and what it said is shown below.
+        // If it fails to connect, the lines end, and its error output is shown below.
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let connected = lines.next();
         for kill in 0..KILLS {
             std::thread::sleep(Duration::from_millis(40 + kill * 13));
             drop(server);
-            // It may try while there is none.
+            // Leaves time for a reconnection attempt without a server.
             std::thread::sleep(Duration::from_millis(kill * 5));
-            server = Killed::start(&world);
+            server = Killed::start(&fixture);
         }
         drop(child.stdin.take());
         let output = child.wait_with_output().unwrap();

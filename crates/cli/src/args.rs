@@ -1,37 +1,29 @@
-//! What may be typed: each command, argument and flag is defined here once, and help, the manual
+//! The command line: each command, argument and flag is defined here once, and help, the manual
 //! page and the completions are generated from it.
 //!
-//! This file says what was typed; `commands/` says what it means. `dmsetup` users find their
-//! verbs with their meaning.
+//! This file parses the command line, and `commands/` carries it out. The verbs of `dmsetup` have
+//! the same meaning here.
 
 pub mod cache;
 pub mod doctor;
+pub mod media;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use udm::area::bytes_of;
+use udm::base::area::bytes_of;
 use udm::targets::{CacheMode, caches};
 use udm_export::FORMS;
 
 use crate::runtime::DeviceName;
 
-/// What `--start-sector` takes; `device` names the cache device.
-fn start_help(device: &str) -> String {
-    let movable = caches().filter(|(_, cache)| cache.begins_anywhere);
-    let names: Vec<&str> = movable.map(|(kind, _)| kind.name).collect();
-    format!("Where a {} begins on {device}, if its table says so", names.join(" or a "))
-}
-
-static INSPECT_START_HELP: LazyLock<String> = LazyLock::new(|| start_help("it"));
-static RECOVER_START_HELP: LazyLock<String> = LazyLock::new(|| start_help("its device"));
-
 /// What `--export` takes.
 static EXPORT_HELP: LazyLock<String> =
-    LazyLock::new(|| format!("A way in for clients: {FORMS}; may be repeated"));
+    LazyLock::new(|| format!("Export the device to clients at URI: {FORMS}; may be repeated"));
 
 /// Linux's device-mapper caches in user space, on the kernel's own media.
 #[derive(Debug, Parser)]
@@ -46,11 +38,10 @@ Example:
   udm status vol
   udm remove vol --drain
 
-Files: the runtime directory is $UDM_RUNTIME_DIR, else /run/udm for root, else
-$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory; one that other
-users may enter or replace is refused. The state directory is $UDM_STATE_DIR, else /var/lib/udm for
-root, else $XDG_STATE_HOME/udm or ~/.local/state/udm. It holds what was found out about this
-machine.")]
+Files: the runtime directory holds each device's control socket, log and shared memory. It is
+$UDM_RUNTIME_DIR, else /run/udm for root, else $XDG_RUNTIME_DIR/udm. udm refuses a directory that
+other users may enter or replace. The state directory holds measurements of this machine. It is
+$UDM_STATE_DIR, else /var/lib/udm for root, else $XDG_STATE_HOME/udm or ~/.local/state/udm.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -64,7 +55,7 @@ pub enum Command {
     Create(CreateArgs),
     /// Remove a device; dirty data stays in the cache unless --drain
     Remove(RemoveArgs),
-    /// Give up a cache whose fast device is dead, and say what is lost
+    /// Give up a cache whose fast device is dead, and list the lost data
     Detach(DetachArgs),
     /// Write all dirty data back to the origin; the device stays
     Drain(DrainArgs),
@@ -74,40 +65,41 @@ pub enum Command {
     Status(StatusArgs),
     /// Print the active table
     Table(TableArgs),
-    /// Print what is known about a device: server, exports, medium, dirty data
+    /// Print details of a device: server, exports, medium, dirty data
     Info(InfoArgs),
     /// Send a message to a target
     Message(MessageArgs),
-    /// Stop serving requests: they wait until `resume`
+    /// Pause a device: requests wait until `resume`
     Suspend(NameArgs),
     /// Serve requests again, with the loaded table if there is one
     Resume(NameArgs),
-    /// Load a table into the inactive slot; `resume` makes it live
+    /// Load a table into the inactive slot; `resume` activates it
     Load(LoadArgs),
     /// Give a device another name
     Rename(RenameArgs),
     /// List devices
     Ls(LsArgs),
-    /// Wait until a device serves, is clean, or is gone
+    /// Wait until a device serves, is clean, or is removed
     Wait(WaitArgs),
-    /// Open one more way in for clients
+    /// Open an export, through which clients use a device
     Export(ExportArgs),
-    /// Close a way in
+    /// Close an export
     Unexport(UnexportArgs),
     /// Print metrics in Prometheus' text format
     Metrics(NamesArgs),
-    /// Show what a cache device holds: geometry, dirty data, damage; never writes
-    Inspect(InspectArgs),
+    /// Show the contents of a cache device: geometry, dirty data, damage
+    Inspect(media::InspectArgs),
     /// Write the dirty data of a cache device back to its origin, without serving it
-    Recover(RecoverArgs),
+    Recover(media::RecoverArgs),
     /// Check, print, make or repair the metadata of a dm-cache
     Cache(cache::CacheArgs),
-    /// Say which doors and modes of I/O work here, what is durable, and why not
+    /// Test which exports and I/O modes work here, and which writes are durable
     Doctor(doctor::DoctorArgs),
-    /// List the target types that tables may name
-    Targets(JsonArgs),
-    /// Measure udm on this machine, beside what it is compared with
-    Bench(Box<udm_bench::args::BenchArgs>),
+    /// List the target types, or print the grammar of one
+    Targets(media::TargetsArgs),
+    /// Run the program udm-bench, which measures udm on this machine
+    #[command(disable_help_flag = true)]
+    Bench(BenchArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
@@ -134,7 +126,7 @@ pub struct TableSource {
     /// The table: lines of `start length target arguments...`, in sectors of 512 bytes
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
-    /// Read the table from FILE; without --table and --table-file it is read from standard input
+    /// Read the table from FILE [default: standard input, unless --table is given]
     #[arg(long, value_name = "FILE")]
     pub table_file: Option<PathBuf>,
 }
@@ -143,30 +135,33 @@ pub struct TableSource {
 #[derive(Debug, Args)]
 #[group(multiple = true)]
 pub struct SetupArgs {
-    /// Instead of a table: cache this slow device...
+    /// Cache this slow device (instead of a table)
     #[arg(long, value_name = "SLOW", requires = "fast",
           conflicts_with_all = ["table", "table_file"])]
     pub origin: Option<String>,
-    /// ...on this fast one, which is formatted if it is empty, or goes on if it holds their cache
+    /// Cache it on this fast device, which is formatted if empty and reopened if it holds the cache
     #[arg(long, value_name = "FAST", requires = "origin")]
     pub fast: Option<String>,
-    /// The target; else that of the cache on FAST, else pcache for memory and writecache for disks
-    /// (cache, for writethrough)
+    /// Use this target [default: the one of the cache on FAST, else pcache for memory, writecache
+    /// for a disk, cache for a disk with --mode writethrough]
     #[arg(long, value_name = "TARGET", requires = "origin", value_parser = cache_names())]
     pub target: Option<String>,
-    /// writeback (a write is done when the cache has it) or writethrough (when SLOW has it, too),
-    /// where the target has both
+    /// Complete a write when the cache has stored it (writeback), or when SLOW also has stored it
+    /// (writethrough, which the target cache has) [default: writeback]
     #[arg(long, value_name = "MODE", requires = "origin", value_parser = cache_mode)]
     pub mode: Option<CacheMode>,
-    /// What decides which blocks a `cache` has: smq (the kernel's, the default) or probation
-    /// (blocks enter in part, and stay if they are used again)
+    /// Choose which blocks a `cache` keeps by smq (the kernel's policy), or by probation (blocks
+    /// are cached partially at first, and kept if they are used again) [default: smq]
     #[arg(long, value_name = "POLICY", requires = "origin", value_parser = ["smq", "probation"])]
     pub policy: Option<String>,
-    /// Size of the cache's blocks in bytes, with units if you like, where the target has them
+    /// Set the size of the cache's blocks, in bytes or with a unit; pcache has no blocks
     #[arg(long, value_name = "SIZE", requires = "origin", default_value = "auto",
           value_parser = block_size)]
     pub block_size: BlockSize,
-    /// Print what would be created, and create nothing
+    /// Accept the cache on FAST even if FAST or SLOW is not the device of its last use
+    #[arg(long, requires = "origin")]
+    pub rebind: bool,
+    /// Print what would be created, without creating it
     #[arg(long, requires = "origin")]
     pub dry_run: bool,
 }
@@ -196,43 +191,45 @@ fn cache_names() -> PossibleValuesParser {
 
 /// Arguments of `create`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
+#[command(after_help = "Examples:
   udm create vol --origin /data/slow.img --fast /dev/dax0.0 --export nbd+unix:///run/vol.sock
   udm create vol --origin /dev/sdb --fast /dev/nvme0n1 --dry-run
   udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
   echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
 
-Devices are named by path, or by MAJOR:MINOR as `udm table` prints block devices; relative paths
-start here. A device in the table may say how to reach it:
-  /data/slow.img?io=direct     past the page cache (default where it works)
-  /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out
-                               early, at most 16 MiB (&window=SIZE) unwritten;
-                               lazy,read=buffered: what was read stays
-  /mnt/dax/fast?persist=cpu    stores are durable when flushed by the CPU; msync: by the kernel
-                               (found out by default)
-  /dev/sdb?offset=1G&size=8G   a part of it: in sectors, or bytes with a unit")]
+Name a device by its path, or by MAJOR:MINOR as `udm table` prints block devices. Paths may be
+relative. Options after the path select how udm uses the device:
+  /data/slow.img?io=direct     bypass the page cache (default where it works)
+  /data/slow.img?io=buffered   use the page cache
+  /data/slow.img?io=dontcache  use the page cache, and drop pages after the I/O
+  /data/slow.img?io=lazy       use the page cache for writes, write them out early, with at most
+                               16 MiB (&window=SIZE) unwritten; lazy,read=buffered also keeps
+                               data that was read
+  /mnt/dax/fast?persist=cpu    flush stores by instructions of the CPU; persist=msync: by the
+                               kernel (default: what the device needs)
+  /dev/sdb?offset=1G&size=8G   use a part of the device; numbers without a unit are sectors")]
 pub struct CreateArgs {
-    /// The device's name
+    /// The name of the new device
     pub name: DeviceName,
     #[command(flatten)]
     pub source: TableSource,
     #[command(flatten)]
     pub setup: SetupArgs,
-    /// Ways in for clients.
+    /// The exports to open.
     #[arg(long, value_name = "URI", help = EXPORT_HELP.as_str())]
     pub export: Vec<String>,
-    /// Serve at most N connections per export at a time, each on a queue of its own [default: 64]
+    /// Serve at most N connections per export at a time, each on its own queue [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: Option<u16>,
-    /// Serve from this process instead of starting a server in the background
+    /// Serve from this process [default: start a server in the background]
     #[arg(long)]
     pub foreground: bool,
-    /// Format the cache device even though it may hold something
+    /// Format the cache device even if it holds a clean cache or unknown data; a cache with dirty
+    /// data is still refused
     #[arg(long)]
     pub force_format: bool,
-    /// Answer `GET /metrics` over HTTP at ADDR:PORT
+    /// Serve metrics for Prometheus at http://ADDR/metrics, where ADDR is ADDRESS:PORT
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
     #[command(flatten)]
@@ -242,24 +239,24 @@ pub struct CreateArgs {
 /// Arguments of `remove`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Dirty data stays in the cache, as with the kernel, and the next `create` goes on with it. A removal
-that fails has removed nothing: the device serves on.
+Dirty data stays in the cache, as with the kernel, and the next `create` reopens the cache. If the
+removal fails, the device continues to serve.
 
 Examples:
   udm remove vol            stop serving, keep dirty data in the cache
   udm remove vol --drain    write everything back to the origin first
   udm remove vol --drain --wipe
-                            and take the cache off its device: a bare origin is left")]
+                            also erase the cache: only the origin remains")]
 pub struct RemoveArgs {
     /// The device's name
     pub name: DeviceName,
     /// Write all dirty data back first, with a progress bar
     #[arg(long)]
     pub drain: bool,
-    /// With --drain: wipe the cache, once it is clean, so that its device is no cache any more
+    /// With --drain: erase the cache from its device when it is clean
     #[arg(long, requires = "drain", conflicts_with = "force")]
     pub wipe: bool,
-    /// Remove although clients are connected or devices do not come to rest, or clear up after a
+    /// Remove the device even if clients are connected or I/O does not end, and clean up after a
     /// server that died
     #[arg(long)]
     pub force: bool,
@@ -270,19 +267,19 @@ pub struct RemoveArgs {
 /// Arguments of `detach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Only for a fast device that is dead: what can be read of one, `remove --drain` and `recover` write
-back. It lists the ranges that are lost, as far as anybody knows them, and for an ext4 or XFS on the
-origin the commands that name the files there. Nothing is written to either device.
+Use this only if the fast device is dead. If any of it can be read, use `remove --drain` or
+`recover`. It lists the lost ranges as far as they are known. For ext4 or XFS on the origin, it also
+prints the commands that list the files in these ranges. It writes to neither device.
 
 Examples:
-  udm detach vol                   says what would be lost, and changes nothing
-  udm detach vol --accept-loss     and ends the device
-  udm detach /data/slow.img        the same, by the origin")]
+  udm detach vol                   list what would be lost, without any change
+  udm detach vol --accept-loss     end the device
+  udm detach /data/slow.img        name the device by its origin")]
 pub struct DetachArgs {
     /// The device's name, or its origin
     #[arg(value_name = "NAME|ORIGIN")]
     pub device: String,
-    /// Do it
+    /// Detach the device and accept the loss
     #[arg(long)]
     pub accept_loss: bool,
     #[command(flatten)]
@@ -292,7 +289,8 @@ pub struct DetachArgs {
 /// Arguments of `drain`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Interrupting it leaves everything safe: what is not written back yet stays in the cache.
+It ends even if clients continue to write: then all data from before the drain is written back. You
+may interrupt it: data that is not written back yet stays in the cache.
 
 Example:
   udm drain vol")]
@@ -324,16 +322,16 @@ pub struct NamesArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The device's name stands in front unless exactly one name was given, as with dmsetup.
+As with dmsetup, each line begins with the device's name, unless you give exactly one name.
 
 Examples:
   udm status vol
-  udm status --all vol      the line, and all the server knows, in words
+  udm status --all vol      the status line, and all facts with their meaning
   udm status --json")]
 pub struct StatusArgs {
     /// The devices' names; all devices when none is given
     pub names: Vec<DeviceName>,
-    /// Explain everything, one fact per line
+    /// Also print each field and fact with its meaning, one per line
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
@@ -346,7 +344,7 @@ pub struct StatusArgs {
 pub struct TableArgs {
     /// The devices' names; all devices when none is given
     pub names: Vec<DeviceName>,
-    /// Print the loaded table that `resume` would make live
+    /// Print the loaded table that `resume` would activate
     #[arg(long)]
     pub inactive: bool,
     #[command(flatten)]
@@ -355,15 +353,14 @@ pub struct TableArgs {
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
+#[command(after_help = "Examples:
   udm info vol
   udm info --json vol | jq .dirty_bytes
   udm info vol --limits")]
 pub struct InfoArgs {
     /// The devices' names; all devices when none is given
     pub names: Vec<DeviceName>,
-    /// Print every maximum that the server states instead
+    /// Print the server's limits instead
     #[arg(long)]
     pub limits: bool,
     #[command(flatten)]
@@ -376,7 +373,7 @@ pub struct InfoArgs {
 pub struct MessageArgs {
     /// The device's name
     pub name: DeviceName,
-    /// A sector within the table line that the message is for; 0 for tables of one line
+    /// A sector within the target's table line; 0 if the table has one line
     pub sector: u64,
     /// The message
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -388,10 +385,10 @@ pub struct MessageArgs {
 /// Arguments of `load`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Tables may use what the device has open: a linear can grow, a delay slip in, and a cache grow,
-shrink, or change its mode (dirty blocks must not be cut off). A pcache or writecache takes no
-second table: remove the device and create it again. A table that cannot take effect leaves the old
-one.
+The new table may use devices that are already open. For example, a linear can grow, a delay can be
+inserted, and a cache can grow, shrink (not below a dirty block) or change its mode. A pcache or
+writecache does not take another table: remove the device and create it again. If `resume` cannot
+activate the table, the old one stays.
 
 Example:
   udm load vol --table '0 204800 linear /data/other.img 0' && udm resume vol")]
@@ -419,15 +416,15 @@ pub struct RenameArgs {
 /// Arguments of `ls`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-STATE is active or suspended, or failed (the cache device refuses requests, or the socket is of no
-use), hung (the server does not answer), dead (it ended without clearing up: the same `udm create`
-goes on). All servers are asked at once, and have 10 seconds.
+STATE is active, suspended, failed (the cache device or the control socket does not work), hung (the
+server does not answer) or dead (the server was killed: run the same `udm create` to restart it).
+udm asks all servers in parallel, and waits for 10 seconds.
 
 Examples:
   udm ls
   udm ls --target pcache --json")]
 pub struct LsArgs {
-    /// Only devices that have a table line of this target
+    /// List only devices with a table line of this target
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
     #[command(flatten)]
@@ -441,23 +438,22 @@ pub enum Until {
     Serving,
     /// The device has no dirty data
     Clean,
-    /// The device is gone
+    /// The device is removed
     Removed,
 }
 
 /// Arguments of `wait`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
+#[command(after_help = "Examples:
   udm wait vol                                until it serves
-  udm wait vol --until clean --timeout 60     until nothing is left to write back")]
+  udm wait vol --until clean --timeout 60     until it has no dirty data, for at most a minute")]
 pub struct WaitArgs {
     /// The device's name
     pub name: DeviceName,
-    /// What to wait for
+    /// Wait for this state
     #[arg(long, value_enum, default_value_t = Until::Serving)]
     pub until: Until,
-    /// Give up after this many seconds; without it, wait for ever
+    /// Give up after this many seconds [default: wait indefinitely]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<u64>,
     #[command(flatten)]
@@ -466,35 +462,35 @@ pub struct WaitArgs {
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Which door for what:
-  a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread for each
-  a program in C          the same, by udm_connect() of libudm; or none, by udm_open()
-  a mount on this host    ublk: makes /dev/ublkbN (root, `modprobe ublk_drv`); without that
-                          nbd+unix:///PATH, and nbd-client
+#[command(after_help = "Choose the export for the client:
+  a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread per ring
+  a program in C          vhost-user, with udm_connect() of libudm; or no export, with udm_open()
+  a mount on this host    ublk: creates /dev/ublkbN (as root, after `modprobe ublk_drv`); without
+                          ublk, nbd+unix:///PATH and nbd-client
   another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
 
-vhost-user:///PATH looks at rings before it sleeps, as long as it pays and at most a tenth of the
-time in vain; `udm info` prints how much of it was. ?poll=never sleeps immediately; ?poll=always
-never does, and takes a processor for each ring. NBD takes ?poll=never, too.
+vhost-user polls a ring briefly before it sleeps, while polls find requests; at most 10 % of the
+time goes into polls that find none (`udm info` prints the times). ?poll=never sleeps immediately;
+?poll=always never sleeps and occupies one processor per ring. NBD also takes ?poll=never.
+vhost-user serves one client at a time; ?shared serves several, which must coordinate their writes.
 
-ublk:N?queues=Q&depth=D names the disk, and says how many queues it has and how many requests each
-takes at a time. A disk whose server was killed waits for the next one: `udm create` with the same
-words, or `udm export` of the same disk. ?shared=FILE (Linux 7.1) is a file in memory, on tmpfs or
-hugetlbfs, in which clients with direct I/O keep their data (fio --mem=mmapshared:FILE): the server
-copies from there and to there without a call. It has its length before, and keeps that.
+ublk:N?queues=Q&depth=D sets the number of the disk, the number of queues, and the number of
+requests per queue. If the server is killed, the disk waits for the next server: run the same `udm
+create` again, or `udm export` with the same disk. ?shared=FILE (Linux 7.1) names a file on tmpfs or
+hugetlbfs in which clients with direct I/O keep their data (fio --mem=mmapshared:FILE): the server
+copies from and to this file without a system call. Give the file its final length first.
 
 Examples:
   udm export vol ublk:
   udm export vol 'ublk:?shared=/dev/shm/buffers'
   udm export vol nbd://127.0.0.1:10809
-  udm export vol nbd://127.0.0.1:10809/vol      beside other devices, which `nbdinfo --list` shows
+  udm export vol nbd://127.0.0.1:10809/vol      at an address that several devices share
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
   udm export vol vhost-user:///run/udm/vol.vhost")]
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,
-    /// Where clients come in.
+    /// The address for clients.
     #[arg(help = FORMS)]
     pub uri: String,
     #[command(flatten)]
@@ -507,69 +503,21 @@ pub struct ExportArgs {
 pub struct UnexportArgs {
     /// The device's name
     pub name: DeviceName,
-    /// As `udm info` prints it
+    /// The export, as `udm info` prints it
     pub uri: String,
-    /// Close it although clients are connected
+    /// Close the export even if clients are connected
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }
 
-/// Arguments of `inspect`.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-It only reads, so it may be used while the device is served; what it prints then is a snapshot.
-
-Example:
-  udm inspect /dev/dax0.0")]
-pub struct InspectArgs {
-    /// The cache device, as the table names it
-    pub cache_device: String,
-    /// Where the cache begins.
-    #[arg(long, value_name = "SECTOR", default_value_t = 0, help = INSPECT_START_HELP.as_str())]
-    pub start_sector: u64,
-    #[command(flatten)]
-    pub json: JsonArgs,
-}
-
-/// Arguments of `recover`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-It may be interrupted and started again: it goes on where it was.
-
-Of a `cache`, which has a metadata device, that comes first; its blocks stay cached, clean.
-
-Examples:
-  udm recover /dev/dax0.0 /data/slow.img
-  udm recover /dev/vg/meta /dev/vg/cache /data/slow.img")]
-pub struct RecoverArgs {
-    /// The cache device, as the table names it
-    pub cache_device: String,
-    /// The backing device, as the table names it
-    pub origin: String,
-    /// The origin of a cache with a metadata device; the two before it are its metadata device and
-    /// its cache device
-    pub cache_origin: Option<String>,
-    /// Write nothing, and print how much would be written; for a cache with a metadata device
-    #[arg(long, requires = "cache_origin")]
-    pub dry_run: bool,
-    /// Give up what stands after a damaged or lost place of the log, or what lost entries of a
-    /// writecache named, instead of refusing
-    #[arg(long)]
-    pub truncate: bool,
-    /// Accept an origin that is not the one the cache was last used with
-    #[arg(long)]
-    pub rebind: bool,
-    /// Go on without writes that were acknowledged and not flushed, where the memory that the last
-    /// server left is lost
-    #[arg(long)]
-    pub accept_loss: bool,
-    /// Where the cache begins.
-    #[arg(long, value_name = "SECTOR", default_value_t = 0, help = RECOVER_START_HELP.as_str())]
-    pub start_sector: u64,
-    #[command(flatten)]
-    pub json: JsonArgs,
+pub struct BenchArgs {
+    /// Arguments for udm-bench; `udm bench --help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    pub args: Vec<OsString>,
 }
 
 /// Arguments of `completions`.
@@ -582,9 +530,9 @@ pub struct CompletionsArgs {
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Print the page of this command instead of udm's own
+    /// Print the page of this command [default: udm's own page]
     pub command: Option<String>,
-    /// Write all pages into FOLDER instead
+    /// Write all pages into FOLDER
     #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     pub folder: Option<PathBuf>,
 }

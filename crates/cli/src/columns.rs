@@ -22,7 +22,7 @@ impl Columns {
         self.rows.push(cells);
     }
 
-    /// Whether there is no row but the headings.
+    /// Whether it has only the headings.
     pub fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }

@@ -6,9 +6,9 @@
 //! times, all but the last answer carrying `"continues": true`. The interface is described in
 //! `udm.Device.varlink`, which the server also hands out, so `varlinkctl` can be used.
 //!
-//! The peer may send anything: messages have a maximum length, and whatever does not parse ends the
-//! connection. This file knows frames and errors; `methods.rs` carries out methods, `commands/`
-//! calls them.
+//! The peer may send anything: messages have a maximum length, and an invalid message ends the
+//! connection. This file defines frames and errors; `methods.rs` carries out methods, and
+//! `commands/` calls them.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -90,7 +90,7 @@ impl Answer {
         Answer { parameters, continues: true, ..Answer::default() }
     }
 
-    /// A sentence that says what went wrong.
+    /// An error, as a sentence.
     pub fn failed(error: &anyhow::Error) -> Answer {
         let mut parameters = json!({ "message": format!("{error:#}") });
         if let Some(pointed) = error.downcast_ref::<Pointed>() {
@@ -149,7 +149,7 @@ impl<S: Read + Write> Frames<S> {
         &self.stream
     }
 
-    /// The next message; `None` when the other end closed in between two.
+    /// The next message; `None` when the other end closed the connection between two messages.
     pub fn receive<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>> {
         let mut searched = 0;
         loop {
@@ -186,12 +186,12 @@ impl<S: Read + Write> Frames<S> {
     }
 }
 
-/// Why there is no connection to a device's server.
+/// The reason why a device's server cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
     /// There is no such device.
     NoDevice,
-    /// There was a server, and it ended without clearing up.
+    /// A server existed, and ended without cleaning up.
     Died,
 }
 
@@ -212,7 +212,7 @@ impl Client {
         Client::find(runtime, name)?.map_err(|absent| no_answer(runtime, name, absent))
     }
 
-    /// Connects to the server of `name`, or says why there is no connection.
+    /// Connects to the server of `name`, or returns the reason why it cannot.
     pub fn find(runtime: &RuntimeDir, name: &DeviceName) -> Result<Result<Client, Absent>> {
         Client::find_within(runtime, name, QUESTION_TIMEOUT)
     }
@@ -304,7 +304,7 @@ impl Client {
         error.context(self.name.to_string())
     }
 
-    /// What a failure of the connection means, for the user.
+    /// The error for the user after a failure of the connection.
     fn broken(&self, error: anyhow::Error, silence_max: Duration) -> anyhow::Error {
         let cause = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         match cause {
@@ -331,15 +331,15 @@ impl Client {
     }
 }
 
-/// What the absence of a server of `name` means, and what to do.
+/// The error about an absent server of `name`, with advice.
 pub fn no_answer(runtime: &RuntimeDir, name: &DeviceName, absent: Absent) -> anyhow::Error {
     match absent {
         Absent::NoDevice => {
             anyhow!("{name}: no such device; `udm ls` lists the devices there are")
         }
         Absent::Died => anyhow!(
-            "{name}: its server died (log: {}); \
-             run the same `udm create` again to go on, nothing that was completed is lost",
+            "{name}: its server died (log: {}); run the same `udm create` again to continue \
+             without loss of completed writes",
             runtime.log(name).display()
         ),
     }
@@ -357,7 +357,7 @@ impl fmt::Display for Hung {
 
 impl std::error::Error for Hung {}
 
-/// Says why a server does not answer, as far as is known.
+/// The error about a server that does not answer, with the reason if it is known.
 fn hung(name: &DeviceName, silence: Duration, pid: Option<i32>) -> anyhow::Error {
     let seconds = silence.as_secs_f64().round();
     let what = pid.map_or_else(|| "its process is not known; see its log".into(), process::doing);
@@ -383,7 +383,7 @@ fn connect(address: &Path, patience: Duration) -> std::io::Result<UnixStream> {
 }
 
 /// Whether the server of `name` exists and answers. A process that was killed may hold its sockets,
-/// locks and devices for some moments after; it does not answer any more.
+/// locks and devices for some moments, but does not answer any more.
 pub fn is_alive(runtime: &RuntimeDir, name: &DeviceName) -> bool {
     let found = Client::find_within(runtime, name, AFTERLIFE_MAX);
     let Ok(Ok(mut client)) = found else { return false };

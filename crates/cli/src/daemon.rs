@@ -1,16 +1,17 @@
 //! The life of a server's process, from start to end.
 //!
 //! `udm create` starts this program again as `udm serve NAME`, hands it the spec on standard input,
-//! and waits on its standard output until it serves or says why not. From then on it is
-//! independent: it leaves the session, its output goes to `NAME.log`, and it ends on request (`udm
-//! remove`, SIGTERM, SIGINT) or when it is killed. SIGHUP opens the log again.
+//! and reads its standard output until the server serves or reports an error. From then on the
+//! server is independent: it is in a session of its own, writes its output to `NAME.log`, and ends
+//! on request (`udm remove`, SIGTERM, SIGINT) or when it is killed. SIGHUP opens the log again.
 //!
-//! Threads: this one waits for the end; one accepts control connections and gives each a thread;
-//! the device's background and each client have queues of their own (see `served.rs`).
+//! Threads: the main thread waits for the end. Another thread accepts control connections and
+//! starts a thread for each. The device's background and each client have queues of their own (see
+//! `served.rs`).
 //!
 //! An orderly end closes the exports, brings the device to rest and leaves dirty data in the cache,
-//! as the kernel does. Any panic is logged and aborts the process: that loses nothing, and the next
-//! server continues.
+//! as the kernel does. Any panic is logged and aborts the process: no acknowledged data is lost,
+//! and the next server continues.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,19 +25,23 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use udm::table::Table;
 use udm::units::human_bytes;
 
-use crate::attaching::{Shown, Step, watched};
+use crate::attach_progress::{Shown, Step, watched};
 use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, Peer, is_alive};
 use crate::loading::{canonical, is_same_device};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
 use crate::spec::Spec;
 use crate::work::Watch;
-use crate::{http, journal, log, methods, process};
+use crate::{dead, health_log, http, log, methods, process};
 
 /// Time between two checks of a lock that another process holds.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The error about a name whose server is alive.
+pub const NAME_IS_USED: &str = "it exists already; remove it first or choose another name";
 
 /// Runs in the background: the hidden command `serve`.
 pub fn serve(name: &DeviceName) -> Result<()> {
@@ -48,7 +53,7 @@ pub fn serve(name: &DeviceName) -> Result<()> {
         bail!("{name}: standard input names {:?}", spec.name);
     }
     log::lies_at(RuntimeDir::open()?.log(name));
-    // Whether `create` still listens is seen at the end.
+    // Errors are ignored here: the last answer shows whether `create` still listens.
     let tell = |step: &Step| drop(write_step(std::io::stdout(), step));
     let started = watched(&spec.progress, tell, || start(&spec));
     let answer = match &started {
@@ -71,7 +76,7 @@ pub fn write_step(mut out: impl Write, step: &Step) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Answers on standard output, then closes what `create` passed on.
+/// Answers on standard output, then closes the streams that `create` passed on.
 fn tell_parent(answer: &Answer) -> Result<()> {
     let text = serde_json::to_string(answer)?;
     let mut out = std::io::stdout();
@@ -107,18 +112,20 @@ fn start(spec: &Spec) -> Result<Started> {
     let has_died = lock.is_inherited() && runtime.control(&name).exists();
     if has_died {
         refuse_another_table(spec, &runtime, &name)?;
-        log::line(&format!("{name}: the server before this one died; going on"));
+        log::line(&format!("{name}: the previous server died; continuing"));
     }
     runtime.forget_logs();
-    match listen(spec, Arc::clone(&runtime), lock, stop) {
+    match open_all(spec, &runtime, lock, stop) {
         Ok(server) => {
             server.note_table();
-            if let Err(error) = journal::keep(&server) {
-                log::line(&format!("{name}: no thread watches the device for this log: {error}"));
+            if let Err(error) = health_log::keep(&server) {
+                log::line(&format!(
+                    "{name}: cannot start the thread that logs changes of the device: {error}"
+                ));
             }
             let ready = server.ready();
-            let doors = server.served.exports();
-            let uris: Vec<&str> = doors.iter().map(|door| door.uri.as_str()).collect();
+            let exports = server.served.exports();
+            let uris: Vec<&str> = exports.iter().map(|export| export.uri.as_str()).collect();
             let size = human_bytes(server.served.size_bytes());
             let uris = if uris.is_empty() { "no export".into() } else { uris.join(", ") };
             log::line(&format!("{name}: process {} serves {size} at {uris}", std::process::id()));
@@ -129,7 +136,7 @@ fn start(spec: &Spec) -> Result<Started> {
         }
         Err(error) => {
             log::line(&format!("{name}: not created: {error:#}"));
-            // The files of a dead server stay for the next try.
+            // The files of a dead server are kept for the next attempt.
             if !has_died && let Some(lock) = runtime.try_lock(&name)? {
                 let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
                 runtime.clear(&lock, keep_log);
@@ -137,6 +144,24 @@ fn start(spec: &Spec) -> Result<Started> {
             Err(error)
         }
     }
+}
+
+/// Opens the device and its exports, after a comparison with the media of dead servers.
+fn open_all(
+    spec: &Spec,
+    runtime: &Arc<RuntimeDir>,
+    lock: NameLock,
+    stop: Sender<Stop>,
+) -> Result<Arc<Server>> {
+    let directory = std::env::current_dir().context("the current directory")?;
+    let table = canonical(&spec.table, &directory).and_then(|text| Table::parse(&text).ok());
+    let Some(table) = table else { return listen(spec, Arc::clone(runtime), lock, stop) };
+    let before = dead::before(&table, runtime)?;
+    before.iter().for_each(|dead| dead.expect_end(runtime, &table));
+    let listened = listen(spec, Arc::clone(runtime), lock, stop);
+    // The caches were opened even if serving them failed.
+    before.iter().for_each(|dead| dead.remember_again(runtime, &table));
+    listened
 }
 
 /// The name still belongs to a device whose server died: another device must not take it silently.
@@ -148,16 +173,16 @@ fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) ->
     // A server of an older version left it empty if it died too early.
     if !had.is_empty() && !is_same_device(&wanted, &had) {
         bail!(
-            "{name}: its server died, and it had another table ({}): that one goes on where it \
-             was; `udm remove --force {name}` forgets the device, and then the name is free",
+            "{name}: its server died, and it had another table ({}): create the device with that \
+             table to continue, or free the name with `udm remove --force {name}`",
             had.trim_end().replace('\n', ", ")
         );
     }
     Ok(())
 }
 
-/// Takes the lock of `name`, unless its server is alive. Waits for one that is dying, ending or
-/// starting.
+/// Takes the lock of `name`, unless its server is alive. Waits for a server that is dying, ending
+/// or starting.
 fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
@@ -165,7 +190,7 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
             return Ok(lock);
         }
         if is_alive(runtime, name) {
-            bail!("{name}: it exists already; remove it first or take another name");
+            bail!("{name}: {NAME_IS_USED}");
         }
         if Instant::now() >= deadline {
             let what = runtime.holder(name).map_or_else(|| "try again".into(), process::doing);
@@ -184,12 +209,12 @@ fn take_signals(stop: Sender<Stop>) -> Result<()> {
             if signal == SIGHUP {
                 match log::reopen() {
                     Ok(true) => {
-                        log::line("SIGHUP: the log was opened again");
+                        log::line("SIGHUP: the log was reopened");
                         continue;
                     }
                     Ok(false) => {}
                     Err(error) => {
-                        log::line(&format!("SIGHUP: the log cannot be opened again: {error}"));
+                        log::line(&format!("SIGHUP: the log cannot be reopened: {error}"));
                         continue;
                     }
                 }
@@ -202,8 +227,9 @@ fn take_signals(stop: Sender<Stop>) -> Result<()> {
     Ok(())
 }
 
-/// Everything that can fail because of what the user asked for; the control socket comes last, so
-/// that a command that can connect finds a device.
+/// All steps that can fail because of the user's options. The control socket is opened last, so
+/// that a command that can connect finds a device. Clients are admitted after all other steps have
+/// succeeded.
 fn listen(
     spec: &Spec,
     runtime: Arc<RuntimeDir>,
@@ -215,15 +241,16 @@ fn listen(
     let address = runtime.control_address(lock.name());
     let mut server = Server::build(spec, runtime, lock, stop)?;
     server.metrics = metrics.as_ref().map(|(_, address)| *address);
-    // Whatever lies at the socket's path is left from a dead server: the lock is ours.
+    // This process holds the lock, so a file at the socket's path is a dead server's.
     match std::fs::remove_file(&place) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("control socket {place}"));
         }
         _ => {}
     }
-    let listener = UnixListener::bind(address).inspect_err(|_| server.served.undo());
-    let listener = listener.with_context(|| format!("control socket {place}"))?;
+    let listener = UnixListener::bind(address).with_context(|| format!("control socket {place}"));
+    let listener = listener.and_then(|listener| server.served.let_in().map(|()| listener));
+    let listener = listener.inspect_err(|_| server.served.undo())?;
     let server = Arc::new(server);
     if let Some((listener, _)) = metrics {
         let shared = Arc::clone(&server);
@@ -243,7 +270,7 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
         Stop::Signal(signal) => {
             log::line(&format!("{}: ending on signal {signal}", server.name()));
             server.is_stopping.store(true, Ordering::SeqCst);
-            let rested = server.served.rest(&Watch::default());
+            let rested = server.served.rest_durably(&Watch::default());
             let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
             server.close(trouble.as_deref());
             rested
@@ -265,11 +292,11 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     }
 }
 
-/// Accepts control connections for ever.
+/// Accepts control connections indefinitely.
 fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // Out of descriptors, most likely: give others time to close theirs.
+            // The process is probably out of descriptors: other threads get time to close theirs.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -277,7 +304,7 @@ fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
         let spawned =
             thread::Builder::new().name("command".into()).spawn(move || converse(&shared, stream));
         if let Err(error) = spawned {
-            log::line(&format!("a control connection got no thread: {error}"));
+            log::line(&format!("cannot start a thread for a control connection: {error}"));
         }
     }
 }
@@ -290,7 +317,7 @@ fn converse(server: &Server, stream: UnixStream) {
         stream.set_write_timeout(Some(SEND_TIMEOUT))?;
         let mut frames = Frames::new(stream);
         if others >= CONNECTIONS_MAX {
-            let busy = anyhow!("{CONNECTIONS_MAX} commands are running already; try again");
+            let busy = anyhow!("{CONNECTIONS_MAX} commands are already running; try again");
             return frames.send(&Answer::failed(&busy));
         }
         answer_all(server, &mut frames)
@@ -301,12 +328,12 @@ fn converse(server: &Server, stream: UnixStream) {
     }
 }
 
-/// Answers calls until there are no more, or until an invalid one. Calls whose sender is gone may
-/// lie in the socket for long, if this process was stopped: they are dropped.
+/// Answers calls until there are no more, or until an invalid one. If this process was stopped, the
+/// socket may contain old calls whose senders are gone: they are dropped.
 pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
     while let Some(call) = frames.receive::<Call>()? {
         if frames.stream().has_hung_up() {
-            bail!("{} was not carried out: the caller is gone", call.method);
+            bail!("{} was not carried out: the caller has disconnected", call.method);
         }
         methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
     }

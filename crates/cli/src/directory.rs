@@ -1,13 +1,13 @@
 //! Whether a directory is ours alone: files put into it can command servers.
 //!
-//! 1. Nothing that exists is changed: a directory that others may enter is refused, not closed.
-//!    It may be `/tmp`, named by mistake.
-//! 2. It belongs to this user, even if this user is root: another owner could open it again, and
-//!    put files into it.
-//! 3. The path leads to it for every process: its last component is not a link, and no directory or
-//!    link above it can be replaced by another user. A directory above it that others may write
-//!    counts as safe if it is sticky, as `/tmp` is: there, only an entry's owner renames or removes
-//!    it.
+//! 1. udm never changes an existing directory: if other users may enter it, udm refuses it, because
+//!    it may be `/tmp`, named by mistake.
+//! 2. The directory belongs to this user, even if this user is root: another owner could open it
+//!    again, and put files into it.
+//! 3. The path leads to the directory for every process: its last component is not a link, and no
+//!    directory or link above it can be replaced by another user. A directory above it that others
+//!    may write counts as safe if it is sticky, as `/tmp` is: there, only an entry's owner renames
+//!    or removes it.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::ErrorKind;
@@ -42,7 +42,7 @@ pub fn open_own(path: &Path) -> Result<File> {
     let handle = File::from(opened.map_err(|errno| {
         let is_link = fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
         match is_link {
-            true => anyhow::anyhow!("it is a symbolic link; name the directory that it leads to"),
+            true => anyhow::anyhow!("it is a symbolic link; name the directory that it points to"),
             false => std::io::Error::from(errno).into(),
         }
     })?);
@@ -61,8 +61,8 @@ fn check_rights(meta: &Metadata, path: &Path, user: u32) -> Result<()> {
     }
     if mode & OTHERS != 0 {
         bail!(
-            "other users may enter it (mode {mode:04o}); if it is for udm alone, `chmod 700 {}`, \
-             else set UDM_RUNTIME_DIR to a directory of its own",
+            "other users may enter it (mode {mode:04o}); if only udm uses it, `chmod 700 {}`, else \
+             set UDM_RUNTIME_DIR to a separate directory",
             path.display()
         );
     }
@@ -81,7 +81,7 @@ fn check_way(parent: &Path, user: u32) -> Result<()> {
         let link = fs::symlink_metadata(&place).with_context(|| shown.to_string())?;
         if link.is_symlink() && !is_trusted(link.uid()) {
             let owner = link.uid();
-            bail!("{shown} on the way to it is a link of user {owner}; {advice}");
+            bail!("{shown} on its path is a symbolic link of user {owner}; {advice}");
         }
         let meta = fs::metadata(&place).with_context(|| shown.to_string())?;
         if !is_trusted(meta.uid()) {
@@ -137,7 +137,7 @@ mod tests {
         open_own(&own).unwrap();
         symlink(&own, &link).unwrap();
         assert!(refusal(&link).contains("symbolic link"), "{}", refusal(&link));
-        // A link above it is as good as its owner.
+        // A link above the directory is trusted if its owner is.
         open_own(&link.join("udm")).unwrap();
         assert!(own.join("udm").is_dir());
         fs::write(folder.path().join("file"), "").unwrap();
@@ -154,7 +154,7 @@ mod tests {
         assert!(text.contains("above it (mode 0777)"), "{text}");
         set_mode(&above, 0o1777);
         open_own(&above.join("udm")).unwrap();
-        // Also where only a link leads there.
+        // The same if only a link leads to the directory.
         set_mode(&above, 0o775);
         symlink(&above, folder.path().join("link")).unwrap();
         assert!(refusal(&folder.path().join("link/udm")).contains("mode 0775"));
@@ -175,6 +175,8 @@ mod tests {
         assert!(refusal(&ours).contains("above it belongs to user 1234, who can replace it"));
         symlink(folder.path(), folder.path().join("link")).unwrap();
         std::os::unix::fs::lchown(folder.path().join("link"), Some(1234), None).unwrap();
-        assert!(refusal(&folder.path().join("link/udm")).contains("is a link of user 1234"));
+        assert!(
+            refusal(&folder.path().join("link/udm")).contains("is a symbolic link of user 1234")
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! A flush that was requested over the control socket: carried out on that call's own thread, and
-//! watched as a client's request is, so that one that hangs shows in the log and in `info`.
+//! watched as a client's request is, so that a hanging flush is reported in the log and in `info`.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use udm::bio::Op;
-use udm::device::{Device, LATE_SECONDS, LateRequest};
+use udm::device::{Device, SLOW_SECONDS, SlowRequest};
 use udm::local::Local;
 use udm::sync::Arc;
 
-/// Time between two checks of a flush that is late.
+/// Time between two checks of a slow flush.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Makes everything that was written to `device` durable.
@@ -28,17 +28,17 @@ pub fn flush(device: &Arc<Device>) -> Result<()> {
     flushed.map_err(|status| anyhow!("flush: {status}"))
 }
 
-/// Reports the flush to the device once it is late, until it is done.
+/// Reports a slow flush to the device until the flush is done.
 fn watch(device: &Device, port: usize, is_done: &Receiver<()>) {
     let start = Instant::now();
-    let mut wait = Duration::from_secs(LATE_SECONDS);
+    let mut wait = Duration::from_secs(SLOW_SECONDS);
     let mut is_new = true;
     while is_done.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         let age = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let waits_for = "the devices below (asked for by a command)";
-        let late = LateRequest { port, op: Op::Flush, offset: 0, len: 0, age, waits_for, is_new };
-        device.set_late_of(port, vec![late]);
+        let slow = SlowRequest { port, op: Op::Flush, offset: 0, len: 0, age, waits_for, is_new };
+        device.set_slow_of(port, vec![slow]);
         (wait, is_new) = (LOOK_EVERY, false);
     }
-    device.set_late_of(port, Vec::new());
+    device.set_slow_of(port, Vec::new());
 }

@@ -22,7 +22,7 @@ pub fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// Answers every request with what `text` returns; never ends.
+/// Answers every request with the text that `text` returns; never ends.
 pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> String) {
     for stream in listener.incoming() {
         match stream {
@@ -41,7 +41,7 @@ fn answer(mut stream: TcpStream, text: &dyn Fn() -> String) -> Result<()> {
         Route::Metrics => ("200 OK", text()),
         Route::Elsewhere => ("404 Not Found", "metrics are at /metrics\n".into()),
         Route::NotGet => ("405 Method Not Allowed", "only GET is answered\n".into()),
-        Route::NotHttp => ("400 Bad Request", "this is no HTTP request\n".into()),
+        Route::NotHttp => ("400 Bad Request", "not an HTTP request\n".into()),
     };
     let reply = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\

@@ -1,11 +1,13 @@
-//! Tables as users give them: loading one, and comparing whether two are of the same device.
+//! Tables as users give them: loading a table, and checking whether two tables are of the same
+//! device.
 
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use udm::attaching::AttachProgress;
+use udm::base::attaching::AttachProgress;
+use udm::build::{BuildOptions, make_absolute};
 use udm::device::{Device, DeviceState, LoadedTable};
 use udm::disk::TableClaims;
 use udm::error::Kind;
@@ -13,11 +15,10 @@ use udm::sync::Arc;
 use udm::table::{DeviceWord, Table, TableLine};
 use udm::target::FactValue;
 use udm::targets::{self, WordRole};
-use udm::world::{BuildOptions, make_absolute};
 
 use crate::control::{AFTERLIFE_MAX, has_anyone_died};
-use crate::ground;
-use crate::output::Pointed;
+use crate::output::{Pointed, shell};
+use crate::platform;
 use crate::runtime::RuntimeDir;
 
 /// Time between two tries at devices in use.
@@ -26,14 +27,15 @@ const BUSY_EVERY: Duration = Duration::from_millis(20);
 /// Tables as they were given.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// The active one.
+    /// The active table.
     pub active: String,
-    /// The loaded one that is to replace it.
+    /// The loaded table that is to replace the active one.
     pub inactive: Option<String>,
 }
 
 impl Given {
-    /// The inactive table, if there is one, is active now; or it could not be, and is gone.
+    /// A resume has ended. The inactive table, if there is one, is now active; after a failure it
+    /// is dropped.
     pub fn end_change(&mut self, is_active: bool) {
         if let Some(table) = self.inactive.take().filter(|_| is_active) {
             self.active = table;
@@ -41,13 +43,15 @@ impl Given {
     }
 }
 
-/// What was loaded.
+/// The result of a load.
 #[derive(Debug)]
 pub struct Loaded {
     /// The cache device, if there is one, as the table names it.
     pub cache: Option<String>,
     /// The table, with absolute paths.
     pub table: String,
+    /// Notes for the user: one sentence each.
+    pub notes: Vec<String>,
 }
 
 /// A table's text as a server writes it down: with paths made absolute from `directory`. `None` if
@@ -73,7 +77,7 @@ pub fn is_same_device(one: &str, other: &str) -> bool {
 fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
     let path = |nth: usize| {
         let word = line.args.get(nth)?;
-        // Where a part begins says which data it is, as its device's name does.
+        // The start of a part identifies its data, as its device's name does.
         let place = |device: DeviceWord| match device.options.area.start() {
             0 => device.path,
             start => format!("{} from byte {start}", device.path),
@@ -84,6 +88,40 @@ fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
     let places = known.iter().flat_map(|known| known.places(&[WordRole::Origin, WordRole::Offset]));
     let words = places.filter_map(path).collect();
     (line.start, line.len, line.target.text.clone(), words)
+}
+
+/// The commands that write back what the caches of a table have, as a shell takes them.
+pub fn recoveries(text: &str) -> Vec<String> {
+    let Ok(table) = Table::parse(text) else { return Vec::new() };
+    table.lines.iter().filter_map(recovery_of).collect()
+}
+
+fn recovery_of(line: &TableLine) -> Option<String> {
+    let kind = targets::find(&line.target.text)?;
+    let cache = kind.cache.as_ref()?;
+    let of = |role| line.args.get(kind.places(&[role]).next()?)?.device().ok();
+    let (fast, origin) = (of(WordRole::Cache)?, of(WordRole::Origin)?);
+    let mut words = vec![fast.word.text.clone(), origin.word.text];
+    if cache.has_metadata_device {
+        let metadata = of(WordRole::Metadata)?;
+        match is_front_of(&metadata, &fast) {
+            true => words[0] = metadata.path,
+            false => words.insert(0, metadata.word.text),
+        }
+    }
+    let mut options = line.args.iter().skip_while(|word| word.text != "start_sector");
+    if let Some(sector) = options.nth(1).filter(|_| cache.begins_anywhere) {
+        words.extend(["--start-sector".into(), sector.text.clone()]);
+    }
+    let words: Vec<String> = words.iter().map(|word| shell(word)).collect();
+    Some(format!("udm recover {}", words.join(" ")))
+}
+
+/// Whether the metadata is at the front of the device whose rest has the blocks, as `create --fast`
+/// lays it out: then the device alone names both.
+fn is_front_of(metadata: &DeviceWord, blocks: &DeviceWord) -> bool {
+    let (front, rest) = (metadata.options.area, blocks.options.area);
+    metadata.path == blocks.path && front.start() == 0 && front.len_bytes() == Some(rest.start())
 }
 
 /// How a table is loaded.
@@ -118,7 +156,7 @@ pub fn load_table(
         progress: Arc::clone(&how.progress),
         ..BuildOptions::fresh()?
     };
-    let build = || ground::build(&table, runtime, &options, &how.claims);
+    let build = || platform::build(&table, runtime, &options, &how.claims);
     let mut built = build();
     let deadline = Instant::now() + AFTERLIFE_MAX;
     let may_get_free = || how.after_death || has_anyone_died(runtime);
@@ -127,19 +165,20 @@ pub fn load_table(
         built = build();
     }
     let loaded = built.map_err(pointed)?;
+    let notes = udm::build::left_out(&table, &loaded);
     device.load(loaded)?;
     let cache_word = |line: &TableLine| {
         let place = targets::find(&line.target.text)?.places(&[WordRole::Cache]).next()?;
         line.args.get(place).map(|word| word.text.clone())
     };
-    Ok(Loaded { cache: table.lines.iter().find_map(cache_word), table: table.to_string() })
+    Ok(Loaded { cache: table.lines.iter().find_map(cache_word), table: table.to_string(), notes })
 }
 
 fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
     built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
 }
 
-/// What the attach found: damage that was tolerated, or a loss.
+/// The findings of the attach: tolerated damage, or a loss.
 pub fn attach_notes(device: &Device) -> Vec<String> {
     let facts = device.facts().into_iter().flat_map(|line| line.facts);
     let notes = facts.filter(|fact| fact.name == "attach_note");

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The longest log; the one before it can be as long again.
+/// The longest log. The previous log can have the same length.
 pub const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// The path of the log on standard error, if it is a log of ours.
+/// The path of the log on standard error, if udm opened it.
 static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Writes one line.
@@ -42,7 +42,8 @@ pub fn moves_to(path: &Path) {
     }
 }
 
-/// Opens the log at its path again, after the old one was moved away. `false`: there is no log.
+/// Opens the log at its path again, after the old one was moved away. Returns `false` without a
+/// log.
 pub fn reopen() -> std::io::Result<bool> {
     let place = place();
     let Some(path) = &*place else { return Ok(false) };
@@ -55,7 +56,7 @@ pub fn length() -> u64 {
     rustix::fs::fstat(std::io::stderr()).map_or(0, |stat| stat.st_size.try_into().unwrap_or(0))
 }
 
-/// Where the log before the one at `path` is.
+/// The path of the log before the log at `path`.
 pub fn before(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
@@ -84,7 +85,7 @@ pub fn now_seconds() -> u64 {
 /// safe against a crash at any point, but not against other effects of a panic.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
-        line(&format!("this server ends by a bug: {info}"));
+        line(&format!("this server ends because of a bug: {info}"));
         line(&format!("{}", std::backtrace::Backtrace::force_capture()));
         std::process::abort();
     }));

@@ -1,42 +1,50 @@
 //! The `udm` command: device-mapper's caches in user space.
 //!
-//! The modules, from what users type inwards:
+//! The modules, from the command line inwards:
 //!
-//! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
-//! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
-//!   [`directory`] of this user alone;
-//! * [`daemon`] is the life of a device's server, [`methods`] what it answers, [`server`] what its
-//!   threads share, [`served`] the device itself with its exports, [`loading`] its tables, [`spec`]
-//!   what `create` hands to it, [`work`] its long work, [`ground`] the system's devices and
-//!   addresses, [`http`] and [`metrics`] its numbers;
-//! * [`process`] says why a server does not answer;
-//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] writes
-//!   the servers' logs, and [`journal`] logs changes of a device's health.
+//! * [`args`] parses the command line, `commands` carries it out, with one file per group of verbs;
+//! * [`control`] carries commands to servers, [`runtime`] is the place where they find each other,
+//!   a [`directory`] of this user alone;
+//! * [`daemon`] is the life of a device's server, [`methods`] its answers, [`server`] the state
+//!   that its threads share, [`served`] the device itself with its exports ([`exports`]),
+//!   [`loading`] its tables, [`spec`] the specification that `create` gives to it, [`work`] its
+//!   long work, [`platform`] the system's devices and addresses, [`http`] and [`metrics`] its
+//!   metrics;
+//! * [`process`] finds out why a server does not answer;
+//! * [`output`], [`columns`], [`progress`] and [`attach_progress`] are the output for people,
+//!   [`log`] writes the servers' logs, [`health_log`] logs changes of a device's health, and
+//!   [`stalls`] finds devices that do not answer.
 
 #![forbid(unsafe_code)]
 
 mod args;
-mod attaching;
+mod attach_progress;
 mod columns;
 mod commands;
 mod control;
 mod daemon;
+mod dead;
 mod directory;
+mod ending;
+mod exports;
 mod flushing;
-mod ground;
+mod health_log;
 mod http;
-mod journal;
+mod known;
 mod loading;
 mod log;
 mod methods;
 mod metrics;
 mod output;
+mod platform;
 mod process;
 mod progress;
 mod runtime;
 mod served;
 mod server;
 mod spec;
+mod stalls;
+mod troubles;
 mod work;
 
 use clap::Parser;
@@ -59,12 +67,13 @@ fn main() {
     std::process::exit(if is_usage { USAGE } else { 1 });
 }
 
-/// Prints help as it is, and an error as one line that says where help is.
+/// Prints help unchanged, and an error as one line that names the command for help.
 fn refuse_usage(error: &clap::Error) -> i32 {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if matches!(error.kind(), DisplayHelp | DisplayVersion) {
-        let _ = output::print(&error.render().to_string());
-        return 0;
+        let Err(error) = output::print(&error.render().to_string()) else { return 0 };
+        print_error("help", &error);
+        return 1;
     }
     let text = error.render().to_string();
     if error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {

@@ -1,60 +1,49 @@
-//! What the control protocol's methods mean: each is a few lines between JSON and the device.
+//! The methods of the control protocol: each is a few lines between JSON and the device.
 //!
 //! Long work sends several answers if the caller wants them: `Drain`, and `Remove` with `drain` or
-//! `wipe`, send their progress, the others that they are still at work (`work.rs`). When the caller
-//! is gone, the next answer cannot be sent and the work stops there, with everything safe.
+//! `wipe`, send their progress, and the others send beats (`work.rs`). When the caller is gone, the
+//! next answer cannot be sent, and the work stops at that point without a loss.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::sync_channel;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use udm::device::LateRequest;
-use udm::limits::{Limit, limit};
-use udm::target::OnlyCached;
-use udm::units::human_bytes;
+use udm::base::limits::{Limit, limit};
+use udm::device::SlowRequest;
+use udm::target::{OnlyCached, TargetLimits};
 
 use crate::control::{Answer, Call, INTERFACE, MESSAGE_BYTES_MAX};
+use crate::ending::Removal;
 use crate::runtime::{DeviceName, GONE_LOGS_MAX};
 use crate::served::REST_MAX;
-use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop};
-use crate::work::{self, Ending, Say, Watch, Work};
-use crate::{log, metrics};
+use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server};
+use crate::stalls::Stall;
+use crate::work::{Ending, Progress, Say, WORK_SILENCE_MAX, Watch};
+use crate::{ending, log, metrics};
 
 /// The interface, in Varlink's own language.
 const DESCRIPTION: &str = include_str!("udm.Device.varlink");
 
-/// Time between two progress answers.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
-
-/// How long a change of a device may take without any progress.
-pub const WORK_SILENCE_MAX: Duration = Duration::from_secs(60);
-
 /// The same for a message, which may wait for the write-back of large pieces to a slow device.
 const MESSAGE_SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// How long a client that has hung up may still count as connected: its program has ended, and the
-/// next command may well be `remove`.
-const GOODBYE_MAX: Duration = Duration::from_secs(1);
-/// Time between two checks whether it is gone.
-const GOODBYE_EVERY: Duration = Duration::from_millis(10);
-
 /// Every stated maximum of a server.
 pub fn limits() -> Vec<Limit> {
-    let mut all = udm::world::limits();
+    let mut all = udm::build::limits();
     all.extend(udm_export::limits());
     all.extend([
         limit("control_connections", CONNECTIONS_MAX as u64, "commands at work at a time"),
         limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
         limit("control_silence_seconds", SILENCE_MAX.as_secs(), "between two calls of a command"),
-        limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "until a command takes an answer"),
-        limit("log_bytes", log::LOG_BYTES_MAX, "a log, and the one before it as many"),
+        limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "to send an answer to a command"),
+        limit("log_bytes", log::LOG_BYTES_MAX, "a log; the previous log may be as long"),
         limit("gone_logs", GONE_LOGS_MAX as u64, "logs of devices that are gone"),
-        limit("work_silence_seconds", WORK_SILENCE_MAX.as_secs(), "a change without a sign of it"),
+        limit(
+            "work_silence_seconds",
+            WORK_SILENCE_MAX.as_secs(),
+            "a change that reports no progress",
+        ),
         limit("rest_seconds", REST_MAX.as_secs(), "a removal's wait for requests in flight"),
     ]);
     all
@@ -87,7 +76,7 @@ pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
                 Ok(value) => Answer::done(value),
                 Err(error) => Answer::failed(&error),
             };
-            // The main thread goes on to end the process when `ending` is dropped.
+            // The main thread ends the process when `ending` is dropped.
             send(answer)
         }
         Err(Failure::BadParameters(why)) => {
@@ -123,43 +112,6 @@ impl From<anyhow::Error> for Failure {
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
         Failure::BadParameters(error.to_string())
-    }
-}
-
-/// Sends the answers before the last one.
-struct Progress<'a, 'b> {
-    more: bool,
-    send: &'a mut Say<'b>,
-    lost: Option<anyhow::Error>,
-}
-
-impl Progress<'_, '_> {
-    /// Does `work` with beats in between.
-    fn watched<T>(
-        &mut self,
-        what: &str,
-        silence_max: Duration,
-        moved: &(dyn Fn() -> u64 + Sync),
-        carry_out: impl FnOnce(&Watch) -> Result<T>,
-    ) -> Result<T> {
-        let work = Work { what, silence_max, moved, tell: &|| json!({}), more: self.more };
-        match work::watched(&work, self.send, carry_out) {
-            Ok(result) => result,
-            Err(lost) => {
-                self.lost = Some(lost);
-                bail!("the caller is gone")
-            }
-        }
-    }
-
-    fn report(&mut self, value: Value) -> Result<()> {
-        if self.more
-            && let Err(error) = (self.send)(Answer::so_far(value))
-        {
-            self.lost = Some(error);
-            bail!("the caller is gone");
-        }
-        Ok(())
     }
 }
 
@@ -200,17 +152,6 @@ struct ExportParameters {
     uri: String,
     #[serde(default)]
     force: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RemoveParameters {
-    #[serde(default)]
-    drain: bool,
-    #[serde(default)]
-    force: bool,
-    #[serde(default)]
-    wipe: bool,
 }
 
 fn carry_out(
@@ -261,12 +202,12 @@ fn carry_out(
         }
         "Drain" => {
             Nothing::deserialize(parameters)?;
-            drain(server, progress)?;
+            ending::drain(server, progress)?;
             json!({ "dirty_bytes": served.dirty().bytes })
         }
         "Remove" => {
-            let remove = RemoveParameters::deserialize(parameters)?;
-            return Ok(remove_device(server, &remove, progress)?);
+            let remove = Removal::deserialize(parameters)?;
+            return Ok(Done::Removed(ending::remove(server, &remove, progress)?));
         }
         _ => return Err(Failure::NoSuchMethod),
     };
@@ -276,9 +217,9 @@ fn carry_out(
     Ok(Done::Value(value))
 }
 
-/// Carries out what may wait for a device or another thread. If the caller goes, these are undone:
-/// a suspend that is not complete, a loaded table, a new door. These cannot be: a message and a
-/// flush that the devices have, a resume, a door that is closed.
+/// Carries out a change that may wait for a device or another thread. If the caller goes away, udm
+/// undoes an incomplete suspend, a loaded table and a new export. It cannot undo a message or a
+/// flush that the devices already have, a resume, or the closing of an export.
 fn change(
     server: &Server,
     method: &str,
@@ -300,17 +241,16 @@ fn change(
             let how = served.how();
             let moved = || how.progress.look().map_or(0, |step| step.done + 1);
             let carry_out = |watch: &_| served.load(&load.table, &load.directory, &how, watch);
-            progress.watched(method, WORK_SILENCE_MAX, &moved, carry_out)?;
-            json!({})
+            json!({ "notes": progress.watched(method, WORK_SILENCE_MAX, &moved, carry_out)? })
         }
         "Export" => {
             let export = ExportParameters::deserialize(parameters)?;
             let open = |watch: &Watch| {
-                let door = served.add_export(&export.uri)?;
-                watch.check().inspect_err(|_| drop(served.remove_export(&door.uri, true)))?;
-                Ok(door)
+                let export = served.add_export(&export.uri)?;
+                watch.check().inspect_err(|_| drop(served.remove_export(&export.uri, true)))?;
+                Ok(export)
             };
-            json!({ "door": progress.watched(method, WORK_SILENCE_MAX, &still, open)?.json() })
+            json!({ "export": progress.watched(method, WORK_SILENCE_MAX, &still, open)?.json() })
         }
         "Unexport" => {
             let export = ExportParameters::deserialize(parameters)?;
@@ -343,154 +283,22 @@ fn shown(parameters: &Value) -> String {
     if text.len() <= 200 { text } else { text.chars().take(200).chain("...".chars()).collect() }
 }
 
-/// Writes everything back, with progress answers.
-fn drain(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
-    let _draining = server.served.start_draining();
-    loop {
-        let dirty = server.served.dirty();
-        progress.report(json!({ "dirty_bytes": dirty.bytes, "is_failing": dirty.is_failing }))?;
-        if let Some(why) = server.served.why_not_drained() {
-            bail!(why);
-        }
-        if dirty.bytes == 0 {
-            return Ok(());
-        }
-        if server.is_stopping.load(Ordering::SeqCst) {
-            bail!("the device is being removed");
-        }
-        // Nothing is written back meanwhile.
-        server.served.refuse_suspended()?;
-        thread::sleep(PROGRESS_EVERY);
-    }
-}
-
-/// Begins the end, unless clients are connected.
-fn remove_device(
-    server: &Server,
-    remove: &RemoveParameters,
-    progress: &mut Progress<'_, '_>,
-) -> Result<Done> {
-    let refuse_clients = || match clients_that_stay(server, remove.force) {
-        0 => Ok(()),
-        1 => Err(anyhow!("1 client is connected; disconnect it first, or use --force")),
-        n => Err(anyhow!("{n} clients are connected; disconnect them first, or use --force")),
-    };
-    if remove.wipe {
-        refuse_wipe(server, remove)?;
-    }
-    refuse_clients()?;
-    if remove.drain {
-        drain(server, progress)?;
-        refuse_clients()?;
-    }
-    if !remove.force && server.served.would_lose_data() {
-        bail!(
-            "the cache device was deleted, and {} of dirty data end with this server: \
-             use --drain to write them back first, or --force to lose them",
-            human_bytes(server.served.dirty().bytes)
-        );
-    }
-    if !remove.force && server.served.would_lose_origin() {
-        let why = server.served.why_not_drained();
-        bail!("{}, or use --force to lose it", why.unwrap_or_else(|| "it was deleted".into()));
-    }
-    if server.is_stopping.swap(true, Ordering::SeqCst) {
-        bail!("the device is being removed already");
-    }
-    let rested = rest(server, remove.force, progress);
-    if rested.is_err() {
-        server.is_stopping.store(false, Ordering::SeqCst);
-    }
-    let trouble = rested?;
-    if remove.wipe && server.served.dirty().bytes > 0 {
-        // Written between the last look and the rest.
-        server.is_stopping.store(false, Ordering::SeqCst);
-        server.served.go_on(false)?;
-        bail!("not removed: a client wrote once more; the device goes on, give the command again");
-    }
-    let (asked, result) = sync_channel(0);
-    let ending = Ending { result, wipe: Arc::default() };
-    let wipe = remove.wipe.then(|| Arc::clone(&ending.wipe));
-    let stop = Stop::Removed { asked, trouble, wipe };
-    server.stop.send(stop).map_err(|_| anyhow!("the server is ending"))?;
-    Ok(Done::Removed(ending))
-}
-
-/// An error if what the device has cannot be wiped, however clean it is.
-fn refuse_wipe(server: &Server, remove: &RemoveParameters) -> Result<()> {
-    let served = &server.served;
-    if !remove.drain || remove.force {
-        bail!("a cache is wiped only after it was drained, and never by force");
-    }
-    if served.cache().is_none() {
-        bail!("there is no cache that could be wiped");
-    }
-    if served.is_read_only() {
-        bail!("its devices are only read, so nothing is wiped");
-    }
-    match served.quarantined_bytes() {
-        0 => Ok(()),
-        bytes => bail!(
-            "{} of its dirty data were damaged in the cache, and the origin has older data there: \
-             wiped, nobody would know where; `udm inspect` lists it",
-            human_bytes(bytes)
-        ),
-    }
-}
-
-/// Brings the device to rest for its end. If that fails, or the caller is gone, the service goes on
-/// as it was, so that a removal that failed has removed nothing; with `force`, the end comes
-/// anyway, and the answer says what was wrong.
-fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
-    let served = &server.served;
-    let was_suspended = served.is_suspended();
-    let carry_out = |watch: &Watch| {
-        let rested = served.rest(watch);
-        let is_wanted = watch.check();
-        match (rested, is_wanted) {
-            (Ok(()), Ok(())) => Ok(None),
-            (Err(error), Ok(())) if force => Ok(Some(format!("{error:#}"))),
-            (rested, is_wanted) => {
-                let why = rested.and(is_wanted).map_or_else(|error| error, |()| anyhow!("?"));
-                match served.go_on(was_suspended) {
-                    Ok(()) => Err(why),
-                    Err(error) => Err(anyhow!("{why:#}; and {error:#}")),
-                }
-            }
-        }
-    };
-    let rested = progress.watched("Remove", WORK_SILENCE_MAX, &|| 0, carry_out);
-    rested.map_err(|error| {
-        let name = server.name();
-        log::line(&format!("{name}: not removed: {error:#}"));
-        anyhow!("not removed: {error:#}; the device goes on, `udm remove --force {name}` ends it")
-    })
-}
-
-/// Clients that are connected and have not just hung up; with `force`, they do not count.
-fn clients_that_stay(server: &Server, force: bool) -> u64 {
-    if force {
-        return 0;
-    }
-    let deadline = Instant::now() + GOODBYE_MAX;
-    loop {
-        let clients = server.served.clients();
-        if clients == 0 || Instant::now() >= deadline {
-            return clients;
-        }
-        thread::sleep(GOODBYE_EVERY);
-    }
-}
-
 /// All facts, for `info` and metrics.
 fn info(server: &Server) -> Value {
     let served = &server.served;
-    let (late, late_total) = served.late_requests();
-    let late_value = |late: &LateRequest| {
+    let (slow, slow_total) = served.slow_requests();
+    let slow_value = |slow: &SlowRequest| {
         json!({
-            "request": late.what(),
-            "seconds": late.seconds(),
-            "waits_for": late.waits_for,
+            "request": slow.what(),
+            "seconds": slow.seconds(),
+            "waits_for": slow.waits_for,
+        })
+    };
+    let stall_value = |stall: &Stall| {
+        json!({
+            "start": stall.start,
+            "waits_for": stall.device,
+            "seconds": stall.seconds,
         })
     };
     let name = server.name();
@@ -502,6 +310,7 @@ fn info(server: &Server) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "started": log::timestamp(server.started),
         "size_bytes": served.size_bytes(),
+        "limits": limits_json(served.limits()),
         "is_read_only": served.is_read_only(),
         "has_inactive_table": served.has_inactive_table(),
         "clients": served.clients(),
@@ -514,8 +323,9 @@ fn info(server: &Server) -> Value {
         "metrics": server.metrics.map(|address| format!("http://{address}/metrics")),
         "dirty_bytes": served.dirty().bytes,
         "is_writeback_failing": served.dirty().is_failing,
-        "late_requests": late.iter().map(late_value).collect::<Vec<Value>>(),
-        "late_requests_total": late_total,
+        "slow_requests": slow.iter().map(slow_value).collect::<Vec<Value>>(),
+        "slow_requests_total": slow_total,
+        "stalls": served.stalls().iter().map(stall_value).collect::<Vec<Value>>(),
         "notes": served.troubles(),
         "lines": served.lines(),
         "log": server.log(),
@@ -531,7 +341,7 @@ fn stated_limits(server: &Server) -> Value {
     json!({ "name": server.name().as_str(), "limits": limits })
 }
 
-/// What a scrape over HTTP answers.
+/// The answer to a scrape over HTTP.
 pub fn metrics_text(server: &Server) -> String {
     metrics::text(&[info(server)])
 }
@@ -552,4 +362,14 @@ fn introspect(method: &str, parameters: &Value) -> Answer {
         },
         _ => Answer::protocol("MethodNotFound", json!({ "method": method })),
     }
+}
+
+fn limits_json(limits: TargetLimits) -> Value {
+    json!({
+        "block_bytes": limits.block_bytes,
+        "physical_block_bytes": limits.physical_bytes,
+        "minimum_io_bytes": limits.minimum_bytes,
+        "optimal_io_bytes": limits.optimal_bytes,
+        "discard_bytes": limits.has_discard.then_some(limits.discard_bytes),
+    })
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// One metric: what it means and its samples, `{labels} value`.
+/// One metric: its meaning and its samples, `{labels} value`.
 #[derive(Debug, Default)]
 struct Metric {
     about: String,
@@ -45,16 +45,21 @@ pub fn text(devices: &[Value]) -> String {
 fn device_metrics(metrics: &mut BTreeMap<String, Metric>, device: &Value, labels: &str) {
     let suspended = device["state"] == "suspended";
     let failing = device["is_writeback_failing"] == true;
-    let late = device["late_requests"].as_array().map(|late| late.len() as u64);
+    let slow = device["slow_requests"].as_array().map(|slow| slow.len() as u64);
     let all = [
         ("device_bytes", "Size of the device.", device["size_bytes"].as_u64()),
         ("device_dirty_bytes", "Bytes that only the cache has.", device["dirty_bytes"].as_u64()),
         ("device_clients", "Connected clients.", device["clients"].as_u64()),
-        ("device_late_requests", "Requests not answered for 10 seconds.", late),
+        ("device_slow_requests", "Requests not answered for 10 seconds.", slow),
         (
-            "device_late_requests_total",
+            "device_slow_requests_total",
             "Requests that were not answered for 10 seconds, since the start.",
-            device["late_requests_total"].as_u64(),
+            device["slow_requests_total"].as_u64(),
+        ),
+        (
+            "device_stalled_lines",
+            "Table lines whose write-back a device below has not answered for 10 seconds.",
+            device["stalls"].as_array().map(|stalls| stalls.len() as u64),
         ),
         ("device_suspended", "1 while requests wait for resume.", Some(suspended.into())),
         ("device_writeback_failing", "1 while the origin refuses data.", Some(failing.into())),

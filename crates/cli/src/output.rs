@@ -1,4 +1,4 @@
-//! What commands print, and how they fail.
+//! The output of commands, and their errors.
 //!
 //! Results go to standard output, progress and errors to standard error. If the reader of a pipe
 //! stops (`udm status | head -1`), that is not an error: the command ends quietly.
@@ -39,9 +39,9 @@ impl std::error::Error for Reported {}
 /// An error about a place in a text, such as a word of a table.
 #[derive(Debug)]
 pub struct Pointed {
-    /// What is wrong, in one line that names the place.
+    /// The error, in one line that names the place.
     pub message: String,
-    /// The line of the text, and carets under what is wrong in it.
+    /// The line of the text, and carets under the wrong part.
     pub pointer: String,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for Pointed {
 
 impl std::error::Error for Pointed {}
 
-/// Prints `text` as it is.
+/// Prints `text` unchanged.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -83,8 +83,8 @@ pub fn print_json(value: &Value) -> Result<()> {
     print_line(&serde_json::to_string_pretty(value)?)
 }
 
-/// Prints an error: one line, whatever its text holds. People at a terminal also see the place
-/// it is about.
+/// Prints an error: one line, whatever its text holds. At a terminal, the place of the error is
+/// shown below it.
 pub fn print_error(what: &str, error: &anyhow::Error) {
     let text = without_numbers(&format!("{error:#}"));
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -114,7 +114,7 @@ pub fn print_note(text: &str) {
     let _ = writeln!(std::io::stderr(), "udm: note: {text}");
 }
 
-/// A word as a shell takes it.
+/// A word, quoted for a shell.
 pub fn shell(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

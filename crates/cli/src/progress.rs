@@ -1,14 +1,14 @@
 //! Progress of work that moves data: a bar on a terminal, plain lines elsewhere.
 //!
-//! It is given the number of bytes left, again and again. Clients may write meanwhile, so the total
-//! is what was done so far and what is left, not the first number.
+//! The caller reports the number of bytes left, again and again. Clients may write meanwhile, so
+//! the total is the sum of the bytes done so far and the bytes left, not the first number.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use udm::units::human_bytes;
 
-use crate::attaching::{LINE_EVERY, clock};
+use crate::attach_progress::{LINE_EVERY, clock};
 
 /// Weight of the newest sample in the smoothed rate, per second of its length.
 const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
@@ -19,22 +19,27 @@ const NUMBERS_CHARS: usize = 52;
 /// Work without progress for this long is reported.
 const STILL_MAX: Duration = Duration::from_secs(15);
 
-/// The terminal's width when it does not say.
+/// The width of a terminal that does not report its width.
 const WIDTH_DEFAULT: usize = 80;
 
-/// What is said of write-back that does not move.
-const ORIGIN_IS_STILL: &str = "the origin does not answer; nothing is lost (Ctrl-C stops waiting, \
-                               what is left stays in the cache)";
+/// The name for the device that the work waits for, if that device is unknown.
+const SOME_DEVICE: &str = "the origin or the cache device";
 
-/// What is said of a wipe that does not move.
-const CACHE_IS_STILL: &str = "the cache device does not answer; nothing is lost, the origin has \
-                              everything (Ctrl-C stops waiting)";
+/// The message about write-back without progress.
+const WRITE_BACK_IS_STILL: &str = "does not answer; no data is lost (Ctrl-C stops waiting, and the \
+                                   rest stays in the cache)";
+
+/// The message about a wipe without progress.
+const WIPE_IS_STILL: &str = "does not answer; no data is lost, all of it is written back (Ctrl-C \
+                             stops waiting)";
 
 /// Watches a number of bytes fall to zero.
 #[derive(Debug)]
 pub struct Progress {
     what: String,
     is_still: &'static str,
+    /// The device that the work waits for.
+    waits_for: String,
     is_terminal: bool,
     width: usize,
     started: Instant,
@@ -60,13 +65,15 @@ impl Progress {
 
     /// The same of a wipe.
     pub fn of_wipe(what: impl Into<String>) -> Progress {
-        Progress { is_still: CACHE_IS_STILL, ..Progress::new(what) }
+        let waits_for = "the cache device".into();
+        Progress { is_still: WIPE_IS_STILL, waits_for, ..Progress::new(what) }
     }
 
     fn with(what: String, is_terminal: bool, width: usize, now: Instant) -> Progress {
         Progress {
             what,
-            is_still: ORIGIN_IS_STILL,
+            is_still: WRITE_BACK_IS_STILL,
+            waits_for: SOME_DEVICE.into(),
             is_terminal,
             width,
             started: now,
@@ -81,6 +88,11 @@ impl Progress {
         }
     }
 
+    /// Write-back waits for this device, if that is known.
+    pub fn wait_for(&mut self, device: Option<&str>) {
+        device.unwrap_or(SOME_DEVICE).clone_into(&mut self.waits_for);
+    }
+
     /// `left` bytes are to do; `is_failing` if the origin refuses them at the moment.
     pub fn update(&mut self, left: u64, is_failing: bool) {
         let now = Instant::now();
@@ -88,10 +100,10 @@ impl Progress {
         if is_failing != self.is_failing {
             self.is_failing = is_failing;
             self.say(if is_failing {
-                "the origin fails; nothing is lost: it is tried again with growing pauses \
-                 (Ctrl-C stops waiting, what is left stays in the cache)"
+                "the origin fails; no data is lost: udm retries with growing pauses (Ctrl-C stops \
+                 waiting, and the rest stays in the cache)"
             } else {
-                "the origin takes data again"
+                "the origin works again"
             });
         }
         self.watch_stillness(now);
@@ -105,7 +117,7 @@ impl Progress {
         }
     }
 
-    /// Says once when there is no progress although nothing fails, and once when there is again.
+    /// Prints one line when progress has stopped without an error, and one when it continues.
     fn watch_stillness(&mut self, now: Instant) {
         let is_stuck = !self.is_failing && now - self.moved >= STILL_MAX;
         if is_stuck == self.is_stuck {
@@ -114,12 +126,15 @@ impl Progress {
         self.is_stuck = is_stuck;
         let seconds = STILL_MAX.as_secs();
         match is_stuck {
-            true => self.say(&format!("nothing has moved for {seconds} s: {}", self.is_still)),
-            false => self.say("it goes on"),
+            true => {
+                let (who, what) = (&self.waits_for, self.is_still);
+                self.say(&format!("no progress for {seconds} s: {who} {what}"));
+            }
+            false => self.say("it continues"),
         }
     }
 
-    /// Nothing is left: prints how much there was and how long it took.
+    /// The work is done: prints the amount and the time that it took.
     pub fn finish(&mut self) {
         self.sample(0, Instant::now());
         let seconds = self.started.elapsed().as_secs_f64();
@@ -129,7 +144,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the bar as it is, and its line to other output.
+    /// Stops drawing the bar, so that other output begins on a new line.
     pub fn pause(&self) {
         if self.is_terminal && self.printed.is_some() {
             self.write("\n");
@@ -175,7 +190,7 @@ impl Progress {
     }
 
     fn write(&self, text: &str) {
-        // Progress that cannot be shown is no reason to stop.
+        // The work continues even if its progress cannot be shown.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 
@@ -236,7 +251,7 @@ mod tests {
         progress.sample(200 * MIB, start + Duration::from_secs(1));
         assert_eq!(progress.numbers(), " 33 %  100.0 MiB of 300.0 MiB  100.0 MiB/s  0:02 left");
         assert!(progress.bar().len() < 100 && progress.bar().contains("[==="));
-        // Clients wrote 50 MiB more: the whole grows, what is done stays.
+        // Clients wrote 50 MiB more: the total grows, the part that is done does not change.
         progress.sample(250 * MIB, start + Duration::from_secs(2));
         assert!(progress.numbers().starts_with(" 28 %  100.0 MiB of 350.0 MiB"));
     }
@@ -253,7 +268,7 @@ mod tests {
             progress.watch_stillness(after(at));
             assert_eq!(progress.is_stuck, is_stuck, "after {at} s");
         }
-        // A failing origin is another matter, and is said elsewhere.
+        // A failing origin is a different condition, which is reported elsewhere.
         progress.is_failing = true;
         progress.watch_stillness(after(200));
         assert!(!progress.is_stuck);

@@ -1,16 +1,17 @@
 //! The runtime directory: where servers and commands find each other.
 //!
 //! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (the server's log; it
-//! outlives the device), `NAME.table` (the active table) and `NAME.lock`. Shared memory of open key
-//! sets and lists lies there too, named by the attach in the cache's label, so that the server that
-//! opens the cache next takes it up.
+//! outlives the device), `NAME.table` (the active table), `NAME.media` (the marks that identify its
+//! caches, `dead.rs`) and `NAME.lock`. The directory also holds the shared memory of open key sets
+//! and lists, named by the attach in the cache's label, so that the next server that opens the
+//! cache takes it up.
 //!
 //! Invariants:
 //! 1. The directory belongs to this user and no other user may enter: its sockets command servers.
 //!    Any other directory is refused, and never changed (`directory.rs`).
 //! 2. A server holds a lock (flock) on `NAME.lock` from before it opens any device until it has
-//!    closed them all. The kernel releases it with the process, so the files of a killed server and
-//!    of a living one are told apart without guessing at process ids.
+//!    closed all devices. The kernel releases the lock when the process ends, so a command can
+//!    distinguish the files of a killed server from the files of a live one without process ids.
 //! 3. Files of a name are created, replaced and removed only by the holder of that name's lock.
 
 use std::fmt;
@@ -26,7 +27,8 @@ use rustix::fs::{FlockOperation, OFlags};
 
 use crate::{directory, log};
 
-/// The longest name: a control socket's path, by way of `/proc/self/fd`, must fit its address.
+/// The longest name: a control socket's path, by way of `/proc/self/fd`, must fit a socket's
+/// address.
 const NAME_BYTES_MAX: usize = 80;
 
 /// The longest path that a Unix socket's address holds, without the final NUL.
@@ -35,7 +37,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Logs of devices that are gone: the newest ones, up to this many, are kept.
 pub const GONE_LOGS_MAX: usize = 32;
 
-/// A device's name: what device-mapper's tools take without mangling.
+/// A device's name: the characters that device-mapper's tools accept without mangling.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceName(String);
 
@@ -133,9 +135,14 @@ impl RuntimeDir {
         self.path.join(format!("{name}.table"))
     }
 
-    /// The file in which it is written before it gets that name.
+    /// The file to which the table is written before it is renamed to the table's path.
     pub fn new_table(&self, name: &DeviceName) -> PathBuf {
         self.path.join(format!("{name}.table.new"))
+    }
+
+    /// The file with the marks that identify the caches of `name`.
+    pub fn media(&self, name: &DeviceName) -> PathBuf {
+        self.path.join(format!("{name}.media"))
     }
 
     /// Removes the oldest logs of devices that are gone.
@@ -203,7 +210,7 @@ impl RuntimeDir {
         let path = self.lock_path(name);
         let place = || path.display().to_string();
         // The holder removes the file when it is done, so a lock counts only if the path still
-        // leads to the file that was locked.
+        // names the file that was locked.
         for _ in 0..1000 {
             let is_inherited = path.exists();
             let file = OpenOptions::new()
@@ -222,7 +229,8 @@ impl RuntimeDir {
             let ours = file.metadata().with_context(place)?;
             match fs::metadata(&path) {
                 Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
-                    // For messages only: the lock itself says who holds it.
+                    // The process id is for messages only: the lock itself shows whether a process
+                    // holds it.
                     let _ = file.set_len(0);
                     let _ = (&file).write_all(format!("{}\n", std::process::id()).as_bytes());
                     return Ok(Some(NameLock { name: name.clone(), is_inherited, _file: file }));
@@ -239,18 +247,20 @@ impl RuntimeDir {
         text.trim().parse().ok().filter(|pid| *pid > 0)
     }
 
-    /// Leaves a name as it was before its lock was taken.
+    /// Restores the files of a name as they were before its lock was taken.
     pub fn give_up(&self, lock: &NameLock) {
         if !lock.is_inherited {
             let _ = fs::remove_file(self.lock_path(&lock.name));
         }
     }
 
-    /// Removes what belongs to the name whose lock this is.
+    /// Removes the files of the name whose lock this is.
     pub fn clear(&self, lock: &NameLock, keep_log: KeepLog) {
         let _ = fs::remove_file(self.control(&lock.name));
         let _ = fs::remove_file(self.table(&lock.name));
         let _ = fs::remove_file(self.new_table(&lock.name));
+        let _ = fs::remove_file(self.media(&lock.name));
+        let _ = fs::remove_file(self.media(&lock.name).with_extension("media.new"));
         if keep_log == KeepLog::No {
             let _ = fs::remove_file(self.log(&lock.name));
         }
@@ -258,7 +268,7 @@ impl RuntimeDir {
     }
 }
 
-/// O_NOFOLLOW: we make no links here.
+/// O_NOFOLLOW: udm never creates links here.
 fn no_follow() -> i32 {
     OFlags::NOFOLLOW.bits() as i32
 }
@@ -266,9 +276,9 @@ fn no_follow() -> i32 {
 /// Whether a log outlives its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepLog {
-    /// It is the log of a device that was served.
+    /// The log of a device that was served.
     Yes,
-    /// It contains nothing but a refusal, which `create` has printed.
+    /// The log contains only a refusal, which `create` has printed.
     No,
 }
 
@@ -281,13 +291,13 @@ pub struct NameLock {
 }
 
 impl NameLock {
-    /// The name it is for.
+    /// The locked name.
     pub fn name(&self) -> &DeviceName {
         &self.name
     }
 
-    /// Whether the lock's file was there before: then its last holder died, since a server that
-    /// ends in order removes it.
+    /// Whether the lock's file existed before: then its last holder died, since a server that ends
+    /// in order removes the file.
     pub fn is_inherited(&self) -> bool {
         self.is_inherited
     }

@@ -1,7 +1,7 @@
-//! What a server serves: the device, its background queue and its doors.
+//! The parts of a running server: the device, its background queue and its exports.
 //!
-//! `inspect` and `recover` have no server; of the rest, this is the only file that drives the
-//! engine's devices and the exports. `ground.rs` opens them for it.
+//! Only this file drives the engine's devices and the exports, except for `inspect` and `recover`,
+//! which work without a server. `platform.rs` opens devices and exports for this file.
 //!
 //! 1. Relative paths in tables are relative to the directory of the user who gave them, and are
 //!    made absolute: the server's own directory is `/`.
@@ -16,20 +16,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use udm::device::{Device, DeviceState, LateRequest};
+use udm::device::{Device, DeviceState, SlowRequest};
 use udm::disk::TableClaims;
 use udm::queue::Queue;
 use udm::sync::Arc;
-use udm::target::{Dirty, Fact, FactValue, Health, OnlyCached};
-use udm::units::human_bytes;
-use udm_export::{Door, Uri};
+use udm::target::{Dirty, Health, OnlyCached, TargetLimits};
+use udm_export::{Export, Uri};
 
+use crate::exports::{Exports, OpenExport, fact_json};
 use crate::flushing::flush;
-use crate::ground;
-use crate::loading::{Given, LoadHow, attach_notes, load_table};
+use crate::loading::{Given, LoadHow, load_table};
 use crate::log;
+use crate::platform;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::spec::Spec;
+use crate::stalls::{Stall, Stalls};
 use crate::work::Watch;
 
 /// How long a removal waits for requests in flight. Those still in flight then get no answer, as in
@@ -39,64 +40,18 @@ pub const REST_MAX: Duration = Duration::from_secs(30);
 /// Time between two checks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// The state of a door at one moment.
-#[derive(Clone, Debug)]
-pub struct OpenDoor {
-    /// Its address, as `udm unexport` takes it.
-    pub uri: String,
-    /// The same as clients write it.
-    pub client_uri: String,
-    /// How many clients use it.
-    pub clients: u64,
-    /// Its other facts.
-    pub facts: Vec<Fact>,
-}
-
-impl OpenDoor {
-    fn of(door: &dyn Door) -> OpenDoor {
-        let uri = door.uri();
-        OpenDoor {
-            client_uri: uri.for_clients(),
-            uri: uri.to_string(),
-            clients: door.clients(),
-            facts: door.facts(),
-        }
-    }
-
-    /// In the form of the control protocol.
-    pub fn json(&self) -> Value {
-        json!({
-            "uri": self.uri,
-            "client_uri": self.client_uri,
-            "clients": self.clients,
-            "facts": self.facts.iter().map(fact_json).collect::<Vec<_>>(),
-        })
-    }
-
-    /// How many clients broke the protocol, and what the last of them did.
-    pub fn violations(&self) -> (u64, Option<&str>) {
-        let value = |name| self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value);
-        let count = match value("violations") {
-            Some(FactValue::Number(count)) => *count,
-            _ => 0,
-        };
-        match value("last_violation") {
-            Some(FactValue::Text(last)) => (count, Some(last)),
-            _ => (count, None),
-        }
-    }
-}
-
-/// What stays in a cache when its device is removed.
+/// The data that remains in a cache when its device is removed.
 #[derive(Clone, Debug)]
 pub struct Left {
-    /// Bytes that only the cache has.
+    /// Bytes that only the cache contains.
     pub dirty_bytes: u64,
     /// The cache device, as the table names it.
     pub cache: Option<String>,
     /// Whether the cache device was deleted, so that its content is lost.
     pub is_lost: bool,
-    /// What had happened to the devices.
+    /// The reason why the cache device cannot be read or trusted, if there is one.
+    pub failure: Option<String>,
+    /// The troubles of the devices.
     pub troubles: Vec<String>,
 }
 
@@ -105,16 +60,19 @@ pub struct Left {
 pub struct Served {
     device: Arc<Device>,
     background: Mutex<Option<Queue>>,
-    doors: Mutex<Vec<Box<dyn Door>>>,
-    /// Doors that were closed for an end that may still be cancelled.
-    closed_doors: Mutex<Vec<String>>,
+    exports: Mutex<Exports>,
+    /// Exports that were closed for an end that may still be cancelled.
+    closed_exports: Mutex<Vec<String>>,
     change: Mutex<()>,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
     claims: Arc<TableClaims>,
     given: Mutex<Given>,
+    /// Notes about the table that the device was made with.
+    first_notes: Mutex<Vec<String>>,
     runtime: Arc<RuntimeDir>,
     queues: Option<u16>,
+    stalls: Stalls,
 }
 
 impl Served {
@@ -122,18 +80,20 @@ impl Served {
     pub fn build(spec: &Spec, runtime: Arc<RuntimeDir>, name: &NameLock) -> Result<Served> {
         let device = Device::new(&spec.name)?;
         let name_in_log = spec.name.clone();
-        device.on_late(move |late| log::line(&format!("{name_in_log}: late: {late}")));
+        device.on_slow(move |slow| log::line(&format!("{name_in_log}: slow: {slow}")));
         let served = Served {
             background: Mutex::default(),
-            doors: Mutex::default(),
-            closed_doors: Mutex::default(),
+            exports: Mutex::default(),
+            closed_exports: Mutex::default(),
             change: Mutex::default(),
             drainers: Mutex::default(),
             cache: Mutex::default(),
             claims: Arc::default(),
             given: Mutex::default(),
+            first_notes: Mutex::default(),
             runtime,
             queues: spec.queues,
+            stalls: Stalls::default(),
             device,
         };
         let directory = std::env::current_dir().context("the current directory")?;
@@ -143,13 +103,19 @@ impl Served {
             progress: Arc::clone(&spec.progress),
             ..served.how()
         };
-        // First: if there is no thread, nothing is open yet that would have to be closed.
+        // The thread is started first: if that fails, no device is open yet that must be closed.
         let background = Queue::background("udm-background", &served.device)?;
         *lock(&served.background) = Some(background);
-        served.load_with(&spec.table, &directory, &how)?;
+        let notes = served.load_with(&spec.table, &directory, &how)?;
+        *lock(&served.first_notes) = notes;
         served.device.resume().inspect_err(|_| served.device.clear())?;
         lock(&served.given).end_change(true);
         Ok(served)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// The kernel's status lines.
@@ -163,15 +129,20 @@ impl Served {
     }
 
     /// Gives a message to the target at `sector`, and waits until it is carried out, as the kernel
-    /// does. A failing slow device ends the wait, not the work; so does a caller that is gone,
-    /// since targets cannot cancel a message.
+    /// does. A failing slow device, or a caller that is gone, ends the wait but not the work, since
+    /// targets cannot cancel a message.
     pub fn message(&self, sector: u64, words: &[String], watch: &Watch) -> Result<String> {
         let text = self.device.message(sector, words)?;
         while self.device.is_carrying_out(sector) {
             watch.check()?;
-            if self.device.dirty().is_failing {
+            let has_failed = |(_, _, health): &(u64, &str, Health)| {
+                health.medium_failure.is_some() || health.metadata_failure.is_some()
+            };
+            if self.device.dirty().is_failing || self.device.health().iter().any(has_failed) {
                 let what = words.join(" ");
-                bail!("message {what}: a device fails; what is dirty stays, and is tried again");
+                bail!(
+                    "message {what}: a device fails; dirty data stays in the cache, and udm retries"
+                );
             }
             self.refuse_suspended()?;
             thread::sleep(LOOK_EVERY);
@@ -196,14 +167,14 @@ impl Served {
         let resumed = self.device.resume();
         lock(&self.given).end_change(resumed.is_ok());
         match resumed {
-            // Also what has come in the place of what was being drained.
+            // The drain also covers the new table, which replaced the one that was being drained.
             Ok(()) if *lock(&self.drainers) > 0 => self.device.set_draining(true),
             Err(_) if was_active => self.device.cancel_suspend()?,
             _ => {}
         }
-        for door in lock(&self.doors).iter() {
-            if let Err(error) = door.device_has_changed() {
-                log::line(&format!("{}: {error}", door.uri()));
+        for export in lock(&self.exports).open.iter() {
+            if let Err(error) = export.device_has_changed() {
+                log::line(&format!("{}: {error}", export.uri()));
             }
         }
         Ok(resumed?)
@@ -217,7 +188,7 @@ impl Served {
         rested
     }
 
-    /// The right to change the device's state; others hold it for a bounded time.
+    /// The right to change the device's state. Each holder has it for a bounded time.
     fn change(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + REST_MAX;
         loop {
@@ -229,8 +200,8 @@ impl Served {
             watch.check()?;
             if Instant::now() >= deadline {
                 bail!(
-                    "another change of the device (load, suspend, resume or remove) is still at \
-                     work after {} s; try again",
+                    "another change of the device (load, suspend, resume or remove) is still in \
+                     progress after {} s; try again",
                     REST_MAX.as_secs()
                 );
             }
@@ -251,69 +222,102 @@ impl Served {
 
     /// Loads a table into the inactive slot. If the caller is gone by then, the table is dropped
     /// again.
-    pub fn load(&self, text: &str, directory: &Path, how: &LoadHow, watch: &Watch) -> Result<()> {
+    pub fn load(
+        &self,
+        text: &str,
+        directory: &Path,
+        how: &LoadHow,
+        watch: &Watch,
+    ) -> Result<Vec<String>> {
         let _change = self.change(watch)?;
-        self.load_with(text, directory, how)?;
+        let notes = self.load_with(text, directory, how)?;
         watch.check().inspect_err(|_| {
             self.device.clear();
             lock(&self.given).inactive = None;
-        })
+        })?;
+        Ok(notes)
     }
 
-    /// Opens a door, and returns its address.
-    pub fn add_export(&self, uri: &str) -> Result<OpenDoor> {
+    /// Opens an export, and returns its address.
+    pub fn add_export(&self, uri: &str) -> Result<OpenExport> {
+        let mut export = self.open_export(uri)?;
+        export.begin()?;
+        self.keep_export(export)
+    }
+
+    /// Opens exports that refuse clients until [`Served::let_in`].
+    pub fn open_exports(&self, uris: &[String]) -> Result<()> {
+        uris.iter().try_for_each(|uri| self.keep_export(self.open_export(uri)?).map(drop))
+    }
+
+    /// Lets clients in at all exports.
+    pub fn let_in(&self) -> Result<()> {
+        Ok(lock(&self.exports).open.iter_mut().try_for_each(|export| export.begin())?)
+    }
+
+    /// An address in use is waited for, so no lock is held meanwhile: `info` and `remove` still
+    /// work.
+    fn open_export(&self, uri: &str) -> Result<Box<dyn Export>> {
         let uri: Uri = uri.parse()?;
-        let mut doors = lock(&self.doors);
-        if doors.iter().any(|door| door.uri() == uri) {
+        if lock(&self.exports).open.iter().any(|export| export.uri() == uri) {
             bail!("export {uri}: it is open already");
         }
-        let door = ground::open_door(&self.device, &uri, &self.runtime)?;
+        let export = platform::open_export(&self.device, &uri, &self.runtime)?;
         if let Some(queues) = self.queues {
-            door.set_clients_max(queues.into());
+            export.set_clients_max(queues.into());
         }
-        let open = OpenDoor::of(&*door);
-        doors.push(door);
+        Ok(export)
+    }
+
+    fn keep_export(&self, export: Box<dyn Export>) -> Result<OpenExport> {
+        let open = OpenExport::of(&*export);
+        let mut exports = lock(&self.exports);
+        if exports.are_shut {
+            drop(exports);
+            bail!("export {}: the device is being removed", open.uri);
+        }
+        exports.open.push(export);
         Ok(open)
     }
 
-    /// Closes a door.
+    /// Closes an export.
     pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
         let parsed = uri.parse::<Uri>();
         let is_it = |it: Uri| it.is_at(uri) || parsed.as_ref().is_ok_and(|uri| *uri == it);
-        let mut doors = lock(&self.doors);
-        let Some(at) = doors.iter().position(|door| is_it(door.uri())) else {
+        let mut exports = lock(&self.exports);
+        let Some(at) = exports.open.iter().position(|export| is_it(export.uri())) else {
             bail!("no export {uri}; `udm info` lists them");
         };
-        match doors[at].clients() {
+        match exports.open[at].clients() {
             0 => {}
             _ if force => {}
             1 => bail!("{uri}: 1 client is connected; disconnect it first, or use --force"),
             n => bail!("{uri}: {n} clients are connected; disconnect them first, or use --force"),
         }
-        let door = doors.remove(at);
-        drop(doors);
-        door.stop();
+        let export = exports.open.remove(at);
+        drop(exports);
+        export.stop();
         Ok(())
     }
 
-    /// The doors.
-    pub fn exports(&self) -> Vec<OpenDoor> {
-        lock(&self.doors).iter().map(|door| OpenDoor::of(&**door)).collect()
+    /// The exports.
+    pub fn exports(&self) -> Vec<OpenExport> {
+        lock(&self.exports).open.iter().map(|export| OpenExport::of(&**export)).collect()
     }
 
-    /// The doors in the form of the control protocol.
+    /// The exports in the form of the control protocol.
     pub fn exports_json(&self) -> Vec<Value> {
-        self.exports().iter().map(OpenDoor::json).collect()
+        self.exports().iter().map(OpenExport::json).collect()
     }
 
     /// Clients of all exports.
     pub fn clients(&self) -> u64 {
-        lock(&self.doors).iter().map(|door| door.clients()).sum()
+        lock(&self.exports).open.iter().map(|export| export.clients()).sum()
     }
 
-    /// Late requests, oldest first, and how many there were since the start.
-    pub fn late_requests(&self) -> (Vec<LateRequest>, u64) {
-        self.device.late_requests()
+    /// Slow requests, oldest first, and their number since the start.
+    pub fn slow_requests(&self) -> (Vec<SlowRequest>, u64) {
+        self.device.slow_requests()
     }
 
     /// The health of the table's lines.
@@ -331,7 +335,33 @@ impl Served {
         self.device.dirty()
     }
 
-    /// What is lost with the cache devices, by the sectors where their lines begin.
+    /// The device that write-back waits for, if it is known: preferably one that does not answer.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        let stalled = self.stalls().first().map(|stall| stall.device);
+        stalled.or_else(|| self.device.waits().first().map(|(_, waiting)| waiting.device))
+    }
+
+    /// Lines whose background I/O a device below does not answer.
+    pub fn stalls(&self) -> Vec<Stall> {
+        self.stalls.list(Instant::now())
+    }
+
+    /// Looks for such lines. Returns lines for the log.
+    pub fn look_for_stalls(&self) -> Vec<String> {
+        self.stalls.look(&self.device.waits(), Instant::now())
+    }
+
+    /// Bytes that a drain still waits for.
+    pub fn left_to_drain(&self) -> u64 {
+        self.device.left_to_drain()
+    }
+
+    /// Whether everything that was acknowledged is durable, now that the device is at rest.
+    pub fn is_durable(&self) -> bool {
+        self.device.is_durable()
+    }
+
+    /// The data that would be lost with the cache devices, by the sectors where their lines begin.
     pub fn only_cached(&self) -> Vec<(u64, OnlyCached)> {
         self.device.only_cached()
     }
@@ -372,89 +402,24 @@ impl Served {
         self.device.is_read_only()
     }
 
+    /// The limits that all exports report.
+    pub fn limits(&self) -> TargetLimits {
+        self.device.limits()
+    }
+
     /// The device's size.
     pub fn size_bytes(&self) -> u64 {
         self.device.size_bytes()
     }
 
-    /// Notes for the user about the new device: one sentence each.
-    pub fn notes(&self) -> Vec<String> {
-        let note = "the cache lies in memory that a power cut empties, and dirty data with it";
-        let volatile = self.has_flag("medium_is_volatile").then(|| note.to_owned());
-        volatile.into_iter().chain(attach_notes(&self.device)).collect()
-    }
-
-    /// Whether the cache device was deleted and holds data that no other device has: it is lost
-    /// when the service ends.
-    pub fn would_lose_data(&self) -> bool {
-        self.dirty().bytes > 0 && self.has_flag("medium_is_deleted")
-    }
-
-    /// Whether the slow device was deleted, so that all it holds ends with the service.
-    pub fn would_lose_origin(&self) -> bool {
-        self.has_flag("origin_is_deleted")
-    }
-
-    /// What happened to the devices below besides failing I/O: one sentence each.
-    pub fn troubles(&self) -> Vec<String> {
-        let facts = self.device.facts();
-        let facts = || facts.iter().flat_map(|line| &line.facts);
-        let told = facts().filter_map(|fact| match (fact.name, &fact.value) {
-            ("medium_failure" | "origin_failure" | "origin_absence", FactValue::Text(text)) => {
-                Some(text.clone())
-            }
-            ("medium_is_deleted", FactValue::Flag(true)) => {
-                Some("the cache device was deleted: its data ends with this server".to_owned())
-            }
-            _ => None,
-        });
-        told.collect()
-    }
-
-    /// Why dirty data cannot get to where its origin is looked for, if so.
-    pub fn why_not_drained(&self) -> Option<String> {
-        let facts = self.device.facts();
-        let text = |name: &str| {
-            let mut all = facts.iter().flat_map(|line| &line.facts);
-            all.find_map(|fact| match &fact.value {
-                FactValue::Text(text) if fact.name == name => Some(text.clone()),
-                _ => None,
-            })
-        };
-        let dirty = human_bytes(self.dirty().bytes);
-        if self.dirty().bytes == 0 {
-            return text("origin_absence");
-        }
-        if let Some(failure) = text("medium_failure") {
-            return Some(format!(
-                "{failure}; {dirty} of dirty data were there, and nothing more is written back \
-                 from it here: `udm remove --force`, then `udm recover`, writes back what is left"
-            ));
-        }
-        let failure = text("origin_failure")?;
-        Some(format!("{failure}; {dirty} of dirty data stay in the cache"))
+    /// Notes about the table that the device was made with.
+    pub fn first_notes(&self) -> Vec<String> {
+        lock(&self.first_notes).clone()
     }
 
     /// The cache device, if there is one, as the table names it.
     pub fn cache(&self) -> Option<String> {
         lock(&self.cache).clone()
-    }
-
-    /// Damaged dirty data that no device has.
-    pub fn quarantined_bytes(&self) -> u64 {
-        let facts = self.device.facts();
-        let all = facts.iter().flat_map(|line| &line.facts);
-        let numbers = all.filter_map(|fact| match (fact.name, &fact.value) {
-            ("quarantined_bytes", FactValue::Number(bytes)) => Some(*bytes),
-            _ => None,
-        });
-        numbers.sum()
-    }
-
-    fn has_flag(&self, name: &str) -> bool {
-        let facts = self.device.facts();
-        let mut all = facts.iter().flat_map(|line| &line.facts);
-        all.any(|fact| fact.name == name && fact.value == FactValue::Flag(true))
     }
 
     /// The active table's lines with all facts of their targets.
@@ -478,21 +443,42 @@ impl Served {
     /// Disconnects clients and brings the device to rest, before its end. After an error the
     /// service can only end, or [go on](Served::go_on).
     pub fn rest(&self, watch: &Watch) -> Result<()> {
-        let doors = std::mem::take(&mut *lock(&self.doors));
-        for door in doors {
-            lock(&self.closed_doors).push(door.uri().to_string());
-            door.stop();
-        }
+        self.close_exports();
         let _change = self.change(watch)?;
         come_to_rest(&self.device, watch)
     }
 
-    /// Cancels a rest: the device serves, and its doors are open. Returns what cannot be opened.
+    /// The same; also fails if acknowledged data may not be durable.
+    pub fn rest_durably(&self, watch: &Watch) -> Result<()> {
+        self.rest(watch)?;
+        if !self.is_durable() {
+            bail!("a device of the table failed a flush");
+        }
+        Ok(())
+    }
+
+    /// Disconnects all clients. [`Served::reopen_exports`] takes that back.
+    pub fn close_exports(&self) {
+        let shut = Exports { open: Vec::new(), are_shut: true };
+        let exports = std::mem::replace(&mut *lock(&self.exports), shut);
+        for export in exports.open {
+            lock(&self.closed_exports).push(export.uri().to_string());
+            export.stop();
+        }
+    }
+
+    /// Cancels a rest: the device serves, and its exports are open. Returns what cannot be opened.
     pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
         if !stay_suspended {
             self.device.cancel_suspend()?;
         }
-        let uris = std::mem::take(&mut *lock(&self.closed_doors));
+        self.reopen_exports()
+    }
+
+    /// Opens the exports again that were closed for an end. Returns what cannot be opened.
+    pub fn reopen_exports(&self) -> Result<()> {
+        lock(&self.exports).are_shut = false;
+        let uris = std::mem::take(&mut *lock(&self.closed_exports));
         let failed: Vec<String> = uris
             .iter()
             .filter_map(|uri| self.add_export(uri).err().map(|error| format!("{error:#}")))
@@ -509,15 +495,16 @@ impl Served {
         let cache = lock(&self.cache).clone();
         let is_lost = self.would_lose_data();
         let troubles = self.troubles();
-        let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost, troubles };
+        let (dirty_bytes, failure) = (self.device.dirty().bytes, self.medium_failure());
+        let left = Left { dirty_bytes, cache, is_lost, failure, troubles };
         // This is refused only if the device is not at rest.
         let _ = self.device.remove();
         drop(lock(&self.background).take());
         left
     }
 
-    /// The device was not announced to anybody: removes it, and leaves nothing on its media or in
-    /// memory.
+    /// Removes a device that was not announced to any client, and leaves no trace on its media or
+    /// in memory.
     pub fn undo(&self) {
         if self.rest(&Watch::default()).is_ok() {
             self.end();
@@ -525,7 +512,7 @@ impl Served {
     }
 
     /// Loads a table whose relative paths start at `directory`.
-    fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<()> {
+    fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<Vec<String>> {
         std::env::set_current_dir(directory)
             .with_context(|| format!("directory {}", directory.display()))?;
         let loaded = load_table(&self.device, text, directory, &self.runtime, how);
@@ -534,7 +521,7 @@ impl Served {
         let loaded = loaded?;
         *lock(&self.cache) = loaded.cache;
         lock(&self.given).inactive = Some(loaded.table);
-        Ok(())
+        Ok(loaded.notes)
     }
 }
 
@@ -554,7 +541,7 @@ pub fn come_to_rest(device: &Device, watch: &Watch) -> Result<()> {
                 n => format!("{n} requests to its devices are"),
             };
             bail!(
-                "{waiting} still not answered after {} s; nothing that was completed is lost",
+                "{waiting} still not answered after {} s; no completed write is lost",
                 REST_MAX.as_secs()
             );
         }
@@ -575,16 +562,6 @@ impl Drop for Draining<'_> {
             self.0.device.set_draining(false);
         }
     }
-}
-
-fn fact_json(fact: &Fact) -> Value {
-    let value = match &fact.value {
-        FactValue::Number(number) => json!(number),
-        FactValue::Flag(flag) => json!(flag),
-        FactValue::Text(text) => json!(text),
-        FactValue::Nothing => Value::Null,
-    };
-    json!({ "name": fact.name, "value": value, "about": fact.about })
 }
 
 /// Takes a lock; a thread that panicked in it has ended the process already.

@@ -1,6 +1,6 @@
-//! The state of a device's server that its threads share: the device with its doors, and the names
-//! under which others find it. `daemon.rs` begins and ends its process, `methods.rs` answers
-//! commands.
+//! The state of a device's server that its threads share: the device with its exports, and the
+//! names under which commands and clients find it. `daemon.rs` starts and ends its process,
+//! `methods.rs` answers commands.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use udm::attaching::AttachProgress;
+use udm::base::attaching::AttachProgress;
 use udm::units::human_bytes;
 
+use crate::dead;
+use crate::loading::recoveries;
 use crate::log;
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::Served;
@@ -33,12 +35,12 @@ pub const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Stop {
     /// A signal asked for it.
     Signal(i32),
-    /// `remove` asked for it and waits for the answer. The device is at rest, or it was to be
-    /// forced, and there was trouble.
+    /// `remove` asked for it and waits for the answer. The device is at rest, or its end was forced
+    /// in spite of an error.
     Removed {
-        /// Hears what stays.
+        /// Receives the facts about the data that remains in the cache.
         asked: SyncSender<Result<Value>>,
-        /// What was wrong.
+        /// The error of a forced end.
         trouble: Option<String>,
         /// The cache is to be wiped, with this progress.
         wipe: Option<Arc<AttachProgress>>,
@@ -50,10 +52,12 @@ pub enum Stop {
 pub struct Server {
     /// The runtime directory.
     pub runtime: Arc<RuntimeDir>,
-    /// The device and its ways in.
+    /// The device and its exports.
     pub served: Served,
-    /// Where metrics are answered.
+    /// The address where the server answers requests for metrics.
     pub metrics: Option<SocketAddr>,
+    /// Whether a cache device was formatted for it.
+    pub has_formatted: bool,
     /// When it began to serve, in seconds since 1970.
     pub started: u64,
     /// Tells the main thread to end.
@@ -70,15 +74,16 @@ pub fn title(name: &DeviceName) -> String {
     format!("udm: {name}")
 }
 
-/// Calls this process by the device's name. The kernel keeps 15 bytes of it; the command line stays
-/// as it was.
+/// Sets the process's name to the device's name. The kernel keeps 15 bytes of it; the command line
+/// does not change.
 pub fn set_title(name: &DeviceName) {
-    // Where there is no /proc, it keeps the program's name.
+    // Without /proc, the process keeps the program's name.
     let _ = std::fs::write("/proc/self/comm", title(name));
 }
 
 impl Server {
-    /// The device and its exports, without a thread that answers commands.
+    /// The device and its exports, which still refuse clients, without a thread that answers
+    /// commands.
     pub fn build(
         spec: &Spec,
         runtime: Arc<RuntimeDir>,
@@ -86,9 +91,8 @@ impl Server {
         stop: Sender<Stop>,
     ) -> Result<Server> {
         let served = Served::build(spec, Arc::clone(&runtime), &lock)?;
-        let opened = spec.exports.iter().try_for_each(|uri| served.add_export(uri).map(drop));
-        if let Err(error) = opened {
-            // A refused device leaves nothing, neither on its media nor in memory.
+        if let Err(error) = served.open_exports(&spec.exports) {
+            // A refused device leaves no trace on its media or in memory.
             served.undo();
             return Err(error);
         }
@@ -96,6 +100,7 @@ impl Server {
             runtime,
             served,
             metrics: None,
+            has_formatted: spec.progress.has_formatted(),
             started: log::now_seconds(),
             stop,
             is_stopping: AtomicBool::new(false),
@@ -109,7 +114,8 @@ impl Server {
         lock(&self.lock).name().clone()
     }
 
-    /// Where it logs, unless that is a terminal or a file that udm did not open.
+    /// The path of the server's log, unless it logs to a terminal or to a file that udm did not
+    /// open.
     pub fn log(&self) -> Option<String> {
         let path = self.runtime.log(&self.name());
         path.exists().then(|| path.display().to_string())
@@ -124,6 +130,7 @@ impl Server {
             "size_bytes": self.served.size_bytes(),
             "exports": self.served.exports_json(),
             "notes": self.served.notes(),
+            "formatted": self.has_formatted,
             "log": self.log(),
         });
         if let Some(address) = self.metrics {
@@ -136,14 +143,17 @@ impl Server {
     pub fn note_table(&self) {
         let path = self.runtime.table(&self.name());
         let new = self.runtime.new_table(&self.name());
-        // Without this file, the next server does not compare tables. A server that dies here
-        // leaves a complete one.
+        // Without this file, the next server does not compare tables. If the server dies here, a
+        // complete table remains.
         let _ = std::fs::remove_file(&new);
         let is_written = std::fs::write(&new, self.served.given_table());
         let _ = is_written.and_then(|()| std::fs::rename(&new, &path));
+        let (table, dirty) = (self.served.given_table(), self.served.dirty().bytes);
+        let may_have_dirty = dead::may_have_dirty(&table, dirty) && !self.served.is_read_only();
+        dead::remember(&self.runtime, &self.name(), &table, may_have_dirty);
     }
 
-    /// Moves the device to another name, if that is free.
+    /// Renames the device, if the new name is free.
     pub fn rename(&self, to: &DeviceName) -> Result<()> {
         let mut own = lock(&self.lock);
         let from = own.name().clone();
@@ -185,12 +195,12 @@ impl Server {
         self.served.rename(to.as_str())
     }
 
-    /// Wipes the cache of a device that was closed, clean, and says so in `left`.
+    /// Wipes the cache of a clean device that was closed, and records the result in `left`.
     pub fn wipe(&self, left: &mut Value, progress: &Arc<AttachProgress>) {
         let text = self.served.given_table();
         let table = udm::table::Table::parse(&text).map_err(anyhow::Error::from);
         let wiped =
-            table.and_then(|table| Ok(crate::ground::wipe(&table, &self.runtime, progress)?));
+            table.and_then(|table| Ok(crate::platform::wipe(&table, &self.runtime, progress)?));
         left["is_wiped"] = json!(wiped.is_ok());
         let name = self.name();
         match wiped {
@@ -203,14 +213,15 @@ impl Server {
     }
 
     /// Ends the service of a device at rest, or in `trouble`: files of the name are gone after
-    /// this. Returns what stays in the cache.
+    /// this. Returns the facts about the data that remains in the cache.
     pub fn close(&self, trouble: Option<&str>) -> Value {
-        let left = self.served.end();
         let name = self.name();
-        let fate = if left.is_lost {
-            "are lost with the deleted cache device"
-        } else {
-            "stay in the cache"
+        dead::expect_end(&self.runtime, &name);
+        let left = self.served.end();
+        let fate = match (left.is_lost, &left.failure) {
+            (true, _) => "are lost with the deleted cache device",
+            (_, Some(_)) => "were in the cache, which has failed",
+            _ => "stay in the cache",
         };
         let bytes = human_bytes(left.dirty_bytes);
         let errors = trouble.map_or(String::new(), |why| format!("; with errors: {why}"));
@@ -219,7 +230,9 @@ impl Server {
         json!({
             "dirty_bytes": left.dirty_bytes,
             "cache": left.cache,
+            "recover": recoveries(&self.served.given_table()),
             "is_lost": left.is_lost,
+            "medium_failure": left.failure,
             "notes": left.troubles,
             "trouble": trouble,
         })

@@ -1,13 +1,13 @@
-//! Work of a server that may take long: once a second the caller gets a beat, an answer that says
-//! the work goes on, and an error when there was no progress for too long. Commands give up when a
-//! server is silent.
+//! Work of a server that may take long. Once a second the caller gets a beat, which is an answer
+//! that reports that the work continues. After too long without progress, the caller gets an error.
+//! Commands give up when a server is silent.
 //!
-//! 1. Beats are sent by another thread than the one that works, so they are sent while that waits
-//!    for a device, a lock or a thread. They are sent only to callers that want several answers.
-//! 2. When a beat cannot be sent, the caller is gone: the work sees that in its [`Watch`], drops
-//!    what it can, and its answer is not sent.
-//! 3. When there was no progress for the time allowed, the caller gets an error, and the work is
-//!    given up too: its thread may hang in the kernel, and cannot be interrupted there.
+//! 1. A separate thread sends the beats, so they are sent even while the working thread waits for a
+//!    device, a lock or a thread. They are sent only to callers that accept several answers.
+//! 2. When a beat cannot be sent, the caller is gone. The work notices that in its [`Watch`] and
+//!    cancels what it can, and its answer is not sent.
+//! 3. After the allowed time without progress, the caller gets an error, and the work is given up
+//!    as well: its thread may hang in the kernel, and cannot be interrupted there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
-use udm::attaching::AttachProgress;
+use udm::base::attaching::AttachProgress;
 
 use crate::control::Answer;
 
@@ -30,6 +30,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Sends an answer; fails when the caller is gone.
 pub type Say<'a> = dyn FnMut(Answer) -> Result<()> + Send + 'a;
 
+/// How long a change of a device may take without any progress.
+pub const WORK_SILENCE_MAX: Duration = Duration::from_secs(60);
+
 /// Whether the work was given up.
 #[derive(Debug, Default)]
 pub struct Watch {
@@ -37,21 +40,22 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// An error once the work is given up.
+    /// Returns an error after the work was given up.
     pub fn check(&self) -> Result<()> {
         if self.is_given_up() {
-            bail!("the caller is gone");
+            bail!("the caller has disconnected");
         }
         Ok(())
     }
 
-    /// Whether the work is given up: the caller is gone, or was told that nothing moves.
+    /// Whether the work is given up: the caller is gone, or got the error about the missing
+    /// progress.
     pub fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::SeqCst)
     }
 }
 
-/// What is done, and when it counts as hanging.
+/// A piece of work, and the condition for it to count as hanging.
 pub struct Work<'a> {
     /// The method, for messages.
     pub what: &'a str,
@@ -59,14 +63,14 @@ pub struct Work<'a> {
     pub silence_max: Duration,
     /// Changes when the work makes progress.
     pub moved: &'a (dyn Fn() -> u64 + Sync),
-    /// What a beat tells besides the seconds without progress: an object.
+    /// Returns the fields of a beat, in addition to the seconds without progress, as an object.
     pub tell: &'a (dyn Fn() -> Value + Sync),
     /// Whether the caller wants beats.
     pub more: bool,
 }
 
-/// Does `work`, and sends beats meanwhile. The error of the outer result says why the caller cannot
-/// be answered any more.
+/// Does `work`, and sends beats meanwhile. The error of the outer result is the reason why the
+/// caller cannot get an answer any more.
 pub fn watched<T>(
     work: &Work<'_>,
     say: &mut Say<'_>,
@@ -86,16 +90,16 @@ pub fn watched<T>(
     })
 }
 
-/// The end of a device, which the main thread carries out, without its caller if that goes.
+/// The end of a device. The main thread carries it out, even if the caller goes away.
 pub struct Ending {
-    /// Gets its result.
+    /// Receives the result of the end.
     pub result: Receiver<Result<Value>>,
-    /// How far its wipe is.
+    /// The progress of the wipe.
     pub wipe: Arc<AttachProgress>,
 }
 
 impl Ending {
-    /// Waits for it, with beats in between that tell what is left of the wipe.
+    /// Waits for the end, and sends beats with the rest of the wipe meanwhile.
     pub fn wait(
         &self,
         more: bool,
@@ -128,8 +132,8 @@ fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()
         let said = if since.elapsed() >= work.silence_max {
             let seconds = work.silence_max.as_secs();
             let hanging = anyhow!(
-                "{}: nothing has moved for {seconds} s: a device does not answer; what was begun \
-                 goes on in the server, see its log and the kernel's",
+                "{}: no progress for {seconds} s: a device does not answer; the server continues, \
+                 see its log and the kernel log",
                 work.what
             );
             say(Answer::failed(&hanging)).and(Err(hanging))
@@ -146,6 +150,44 @@ fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()
         }
     }
     Ok(())
+}
+
+/// Sends the answers before the last one.
+pub struct Progress<'a, 'b> {
+    pub(crate) more: bool,
+    pub(crate) send: &'a mut Say<'b>,
+    pub(crate) lost: Option<anyhow::Error>,
+}
+
+impl Progress<'_, '_> {
+    /// Does `work` with beats in between.
+    pub fn watched<T>(
+        &mut self,
+        what: &str,
+        silence_max: Duration,
+        moved: &(dyn Fn() -> u64 + Sync),
+        carry_out: impl FnOnce(&Watch) -> Result<T>,
+    ) -> Result<T> {
+        let work = Work { what, silence_max, moved, tell: &|| json!({}), more: self.more };
+        match watched(&work, self.send, carry_out) {
+            Ok(result) => result,
+            Err(lost) => {
+                self.lost = Some(lost);
+                bail!("the caller has disconnected")
+            }
+        }
+    }
+
+    /// Sends an answer before the last one, if the caller accepts several.
+    pub fn report(&mut self, value: Value) -> Result<()> {
+        if self.more
+            && let Err(error) = (self.send)(Answer::so_far(value))
+        {
+            self.lost = Some(error);
+            bail!("the caller has disconnected");
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -191,7 +233,7 @@ mod tests {
             Ok(())
         };
         let error = watched(&work(BEAT_EVERY, false), &mut say, endless).unwrap_err();
-        assert!(error.to_string().contains("load: nothing has moved"), "{error}");
+        assert!(error.to_string().contains("load: no progress"), "{error}");
         assert!(said.len() == 1 && !said[0].continues && said[0].error.is_some(), "{said:?}");
     }
 
@@ -248,7 +290,7 @@ mod tests {
         let mut say = |_| bail!("gone");
         let error = ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap_err();
         assert_eq!(error.to_string(), "gone");
-        // Its thread is gone.
+        // The thread that carries out the end is gone.
         let (sender, ending) = self::ending();
         drop(sender);
         let mut say = |_| Ok(());

@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::Status;
 
-/// What a bio or a disk I/O asks for.
+/// The kind of request of a bio or a disk I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fill the buffer.
@@ -21,24 +21,24 @@ pub enum Op {
 /// One request. `offset` and `len` are bytes, multiples of 512, within the device.
 #[derive(Debug)]
 pub struct Bio {
-    /// What is asked.
+    /// The kind of request.
     pub op: Op,
     /// Complete only when durable (writes, discards, zeroes).
     pub fua: bool,
-    /// The client says that this is metadata of its file system.
+    /// The client marked this data as metadata of its file system.
     pub is_metadata: bool,
     /// First byte on the mapped device.
     pub offset: u64,
     /// Bytes. 0 for a flush; equals the buffer's length for reads and writes.
     pub len: u64,
-    /// The data; empty for flush, discard and zeroes. Comes back with the finished bio.
+    /// The data; empty for flush, discard and zeroes. The finished bio returns it.
     pub buffer: Buffer,
     /// The submitter's own mark; comes back untouched.
     pub token: u64,
     /// Bytes already served: an engine that parks a bio halfway continues from here.
     pub progress: u64,
-    /// What the room that has the bio, or has parked it, needs to know of it later; 0: nothing.
-    /// No other room reads it.
+    /// A note of the module that serves or has parked the bio, for its own later use (0: no note).
+    /// Other modules do not read it.
     pub(crate) note: u64,
     /// How it ended; meaningful once the bio is done.
     pub status: Result<(), Status>,

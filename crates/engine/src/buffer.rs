@@ -73,7 +73,8 @@ impl Buffer {
         self.capacity
     }
 
-    /// Sets the length; bytes that come into view are old content, never uninitialised.
+    /// Sets the length. Bytes that a longer length uncovers hold old content, but are never
+    /// uninitialised.
     ///
     /// Panics if `len` exceeds the capacity.
     pub fn set_len(&mut self, len: usize) {
@@ -109,7 +110,7 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Free buffers by power-of-two size class, so that a warmed-up path allocates nothing.
+/// Free buffers by power-of-two size class, so that a warmed-up path does not allocate.
 #[derive(Debug)]
 pub struct BufferPool {
     /// Class `n` holds buffers of capacity `4096 << n`.
@@ -170,8 +171,8 @@ impl BufferPool {
         Some(buffer)
     }
 
-    /// Gives a buffer back for reuse. When the pool is full, a buffer of the size that takes most
-    /// of it is freed: sizes that were usual may not be usual any more.
+    /// Returns a buffer for reuse. When the pool is full, it frees a buffer of the size that takes
+    /// most of the pool, because the usual sizes may have changed.
     pub fn put(&mut self, buffer: Buffer) {
         if buffer.capacity == 0 || !buffer.capacity.is_power_of_two() {
             return;

@@ -1,5 +1,5 @@
-//! The three kinds of wrong: our bug (an assertion), the world ([`Status`] on a bio), and the
-//! caller ([`Error`], on tables, messages, media and set-up).
+//! Errors come from three sources. A bug in this program is an assertion; a failing device is a
+//! [`Status`] on a bio; a wrong table, message, medium or set-up is an [`Error`] for the caller.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Status {
     /// No room, and none will come.
     #[error("no space left")]
     NoSpace,
-    /// What the medium holds is not what was written there.
+    /// The medium's content differs from the data that was written.
     #[error("data is damaged")]
     Corrupt,
     /// The device may only be read.
@@ -62,7 +62,7 @@ pub enum Kind {
     Exists,
     /// The chain of segments ends early (EFAULT, the kernel's own choice).
     Fault,
-    /// Doing it might destroy data; the user must say so explicitly (EPERM).
+    /// Refused because it might destroy data; the user must request it explicitly (EPERM).
     Refused,
 }
 
@@ -83,7 +83,7 @@ impl Kind {
     }
 }
 
-/// Where in a text an error is, for a caret under it. Counted in characters, from 1.
+/// The position of an error in a text, for a caret under it. Counted in characters, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The line.
@@ -94,8 +94,8 @@ pub struct Place {
     pub width: u32,
 }
 
-/// An error of set-up, media, tables or messages: one line that says what, where, why, and the
-/// remedy where there is one.
+/// An error of set-up, media, tables or messages. Its one line names the failure, its place, its
+/// cause and, if known, the remedy.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -125,7 +125,7 @@ impl Error {
         self
     }
 
-    /// Says which characters of the text are wrong.
+    /// Marks the wrong characters of the text.
     pub fn with_place(mut self, place: Place) -> Error {
         self.place = Some(place);
         self
@@ -146,7 +146,7 @@ impl Error {
         Error::new(kind, format!("{operation} {path}: {source}"))
     }
 
-    /// Which characters of a text are wrong, if the error is about a text.
+    /// The range of wrong characters, if the error is about a text.
     pub fn place(&self) -> Option<Place> {
         self.place
     }

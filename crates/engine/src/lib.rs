@@ -1,9 +1,9 @@
 //! Linux's device-mapper caches in user space, on the kernel's own media.
 //!
-//! A table, as `dmsetup` takes it, becomes a [`Volume`]: something to read and write, from any
-//! number of threads, with a cache in front of a slow device. Both may be files, block devices or
-//! memory. Media that the kernel's dm-pcache and dm-writecache wrote are opened, and what is
-//! written here they open.
+//! A table, in the syntax of `dmsetup`, becomes a [`Volume`]: a device to read and write, from any
+//! number of threads, with a cache in front of a slow device. Both devices may be files, block
+//! devices or memory. The formats are the kernel's: udm opens media that dm-pcache, dm-writecache
+//! and dm-cache wrote, and they open media that udm wrote.
 //!
 //! ```
 //! use std::fs::File;
@@ -48,54 +48,41 @@
 //!
 //! # The rooms
 //!
-//! [`Volume`] is enough for most. What it is made of can be put together in other ways:
+//! [`Volume`] is enough for most programs. Its parts can also be combined in other ways:
 //!
-//! * [`table`]: table lines; [`targets`]: which types of target there are, and what they take;
-//! * [`world`]: from tables to targets, with real devices or a test's own;
+//! * [`table`]: table lines; [`targets`]: the types of target and their arguments;
+//! * [`build`]: from tables to targets, with real devices or a test's own;
 //! * [`device`]: a mapped device, with its active and inactive table, suspend and resume;
-//! * [`local`]: a caller in this process, blocking or not; [`bio`], [`buffer`], [`units`]: what it
-//!   asks with;
-//! * [`queue`]: threads that serve a device; a program that adds a door writes the role;
+//! * [`local`]: a caller in this process, blocking or not; [`bio`], [`buffer`], [`units`]: the
+//!   requests and their memory;
+//! * [`queue`]: threads that serve a device; a program that adds an export writes the role;
 //! * [`target`], [`disk`], [`pmem`]: the contracts of engines, slow devices and cache devices.
 //!
 //! The other modules are public for this project's tests and commands, and are not shown here; they
-//! change without notice. ARCHITECTURE.md says which room may use which.
+//! change without notice. ARCHITECTURE.md lists the folders that each folder may use.
 
 #![deny(unsafe_code)]
 
-mod alarm;
 #[doc(hidden)]
-pub mod area;
-#[doc(hidden)]
-pub mod attaching;
+pub mod base;
 pub mod bio;
 pub mod buffer;
+pub mod build;
 #[doc(hidden)]
 pub mod cache;
 #[doc(hidden)]
-pub mod contents;
-#[doc(hidden)]
-pub mod crc;
-mod crew;
-mod cycle;
+pub mod common;
 pub mod device;
 pub mod disk;
 pub mod error;
-pub mod foreign;
-#[doc(hidden)]
-pub mod limits;
 pub mod local;
-mod look;
 #[doc(hidden)]
 pub mod mutants;
-mod near;
 #[cfg(test)]
 #[cfg(feature = "loom")]
 mod orderings;
 #[doc(hidden)]
 pub mod pcache;
-mod pending;
-mod per_port;
 pub mod pmem;
 #[doc(hidden)]
 pub mod prng;
@@ -103,31 +90,24 @@ pub mod prng;
 pub mod probe;
 pub mod queue;
 #[doc(hidden)]
-pub mod rescue;
-mod retry;
+pub mod recovery;
 #[doc(hidden)]
 pub mod ring;
-mod room;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;
 #[doc(hidden)]
-pub mod seek;
-#[doc(hidden)]
 pub mod shm;
-mod sigbus;
 #[doc(hidden)]
 pub mod simple;
-#[doc(hidden)]
-pub mod slots;
 #[doc(hidden)]
 pub mod sync;
 pub mod table;
 pub mod target;
 pub mod targets;
+pub mod topology;
 pub mod units;
 pub mod volume;
-pub mod world;
 #[doc(hidden)]
 pub mod writecache;
 

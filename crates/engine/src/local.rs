@@ -4,7 +4,7 @@
 //! work. One `Local` is used by one thread; each thread that wants to do I/O makes its own. A
 //! request that a target answers from memory takes no system call and, once warm, no allocation.
 
-mod bell;
+mod notifier;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock, lock};
 use crate::target::Wake;
 use crate::units::{BIO_BYTES_MAX, Nanos};
-use bell::Bell;
+use notifier::Notifier;
 
 /// The token of the request that a blocking call waits for.
 const BLOCKING: u64 = u64::MAX;
@@ -30,8 +30,8 @@ pub trait Clock: Send {
     /// Now.
     fn now(&mut self) -> Nanos;
 
-    /// Nothing can happen before `until`. A simulated clock advances to it and returns true; a real
-    /// one returns false, and the caller waits.
+    /// No event can happen before `until`. A simulated clock advances to it and returns true; a
+    /// real one returns false, and the caller waits.
     fn skip_to(&mut self, until: Nanos) -> bool;
 }
 
@@ -49,7 +49,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that advances only when told to. Clones show the same time.
+/// A clock that only the caller advances. Clones show the same time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
@@ -74,9 +74,9 @@ impl Clock for ManualClock {
 /// A device to read and write from this thread.
 pub struct Local {
     ring: Ring,
-    wake: Arc<Doze>,
+    wake: Arc<Parker>,
     background: Option<Background>,
-    // Dropped last: a seat is given up when nothing of it is left.
+    // Dropped last: it gives the port up when all of the port's requests are gone.
     driver: Driver,
 }
 
@@ -100,13 +100,13 @@ impl Local {
 
     /// A caller that uses `ring`.
     pub fn with_ring(device: &Arc<Device>, ring: Ring) -> Result<Local> {
-        let wake = Arc::new(Doze::default());
+        let wake = Arc::new(Parker::default());
         let driver = Driver::new(device, wake.clone())?;
         Ok(Local { ring, wake, background: None, driver })
     }
 
-    /// Makes this caller do the device's background work too, whenever it is called, by `clock`.
-    /// There is one such caller or queue at a time.
+    /// Makes this caller also do the device's background work, by `clock`, whenever it is called. A
+    /// device has one such caller or queue at a time.
     pub fn with_background(mut self, clock: impl Clock + 'static) -> Local {
         let wake = self.wake.clone();
         let signal = Arc::new(Signal { has_work: AtomicBool::new(true), wake });
@@ -120,12 +120,24 @@ impl Local {
         self.driver.device()
     }
 
+    /// Its driver.
+    #[cfg(test)]
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Its driver.
+    #[cfg(test)]
+    pub(crate) fn driver_mut(&mut self) -> &mut Driver {
+        &mut self.driver
+    }
+
     /// The number of its port.
     pub fn port_id(&self) -> usize {
         self.driver.port().id
     }
 
-    /// Memory for bios: what is taken here and comes back with a bio can be put here again.
+    /// Memory for bios: put the buffer of a finished bio back into this pool.
     pub fn pool(&mut self) -> &mut BufferPool {
         self.driver.pool()
     }
@@ -217,48 +229,48 @@ impl Local {
         Ok(())
     }
 
-    /// Starts `bio`, whose token is not `u64::MAX`; it comes out of `poll` or `wait`.
+    /// Starts `bio`, whose token is not `u64::MAX`; `poll` or `wait` returns it.
     #[inline]
     pub fn submit(&mut self, bio: Bio) {
         assert_ne!(bio.token, BLOCKING, "this token is the blocking calls' own");
         self.start(bio);
-        if self.wake.bell.get().is_some() {
+        if self.wake.notifier.get().is_some() {
             self.ring_if_done();
         }
     }
 
-    /// For a program that waits next: what remains is answered by the kernel or a wake, which ring
-    /// by themselves.
+    /// Notifies a program that waits next. The kernel's completions and wake-ups notify the program
+    /// by themselves; this covers requests that are done already.
     fn ring_if_done(&mut self) {
         self.turn();
-        if let Some(bell) = self.wake.bell.get()
+        if let Some(notifier) = self.wake.notifier.get()
             && !self.driver.port().done.is_empty()
         {
-            bell.ring();
+            notifier.ring();
         }
     }
 
     /// Does what can be done without waiting; returns a finished bio, if there is one.
     pub fn poll(&mut self) -> Option<Bio> {
         if self.driver.port().done.is_empty() {
-            if let Some(bell) = self.wake.bell.get() {
-                bell.answer();
+            if let Some(notifier) = self.wake.notifier.get() {
+                notifier.answer();
             }
             self.turn();
         }
         self.driver.pop_done()
     }
 
-    /// A file descriptor for a program's own loop: it is readable while `poll` may have something
-    /// to do, and until it has returned `None`. It is not for others to read. From the first call
-    /// on, a request that is answered within `submit` costs a system call.
+    /// A file descriptor for a program's own event loop: it is readable while `poll` may have
+    /// something to do, and until `poll` has returned `None`. The program must not read from it.
+    /// From the first call on, a request that is answered within `submit` costs a system call.
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
-        if self.wake.bell.get().is_none() {
-            let bell = Bell::new(&self.ring)?;
-            self.wake.bell.get_or_init(|| bell);
+        if self.wake.notifier.get().is_none() {
+            let notifier = Notifier::new(&self.ring)?;
+            self.wake.notifier.get_or_init(|| notifier);
             self.ring_if_done();
         }
-        Ok(self.wake.bell.get().expect("it was just made").fd())
+        Ok(self.wake.notifier.get().expect("it was just made").fd())
     }
 
     /// As [`Local::wait`], but gives up at `deadline`, in the queues' time.
@@ -273,8 +285,8 @@ impl Local {
         None
     }
 
-    /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked and
-    /// nothing makes room.
+    /// Waits for a finished bio; `None` if none is in flight. Waits indefinitely if all bios are
+    /// parked and no space is freed.
     pub fn wait(&mut self) -> Option<Bio> {
         while self.in_flight() > 0 {
             if let Some(bio) = self.poll() {
@@ -358,28 +370,28 @@ impl Local {
 
     /// Waits until something may have changed.
     pub(crate) fn rest(&mut self) {
-        let Some(background) = &mut self.background else { return self.doze(None) };
-        let Some(next) = background.next else { return self.doze(None) };
+        let Some(background) = &mut self.background else { return self.park(None) };
+        let Some(next) = background.next else { return self.park(None) };
         let now = background.clock.now();
         if next <= now || (self.ring.in_flight() == 0 && background.clock.skip_to(next)) {
             background.signal.has_work.store(true, Ordering::SeqCst);
         } else {
-            self.doze(Some(Duration::from_nanos(next - now)));
+            self.park(Some(Duration::from_nanos(next - now)));
             background_is_due(&mut self.background);
         }
     }
 
     fn rest_at_most(&mut self, timeout: Duration) {
-        self.doze(Some(timeout));
+        self.park(Some(timeout));
         background_is_due(&mut self.background);
     }
 
     /// I/O in flight ends by itself, so a bio that waits for room is retried then.
-    fn doze(&mut self, timeout: Option<Duration>) {
+    fn park(&mut self, timeout: Option<Duration>) {
         if self.ring.in_flight() > 0 {
             self.ring.submit_and_wait(timeout);
         } else {
-            self.wake.doze(timeout);
+            self.wake.park(timeout);
         }
     }
 }
@@ -400,7 +412,7 @@ impl Drop for Local {
         if std::thread::panicking() {
             return;
         }
-        // I/O in flight must come back before its buffers can be freed.
+        // The ring must return I/O in flight before its buffers can be freed.
         while self.turn() || self.ring.in_flight() > 0 {
             self.ring.submit_and_wait(None);
         }
@@ -415,15 +427,15 @@ impl std::fmt::Debug for Local {
 
 /// Wakes a caller that waits.
 #[derive(Debug, Default)]
-struct Doze {
+struct Parker {
     is_woken: Mutex<bool>,
     signal: Condvar,
     /// For a caller that waits in a loop of its own.
-    bell: OnceLock<Bell>,
+    notifier: OnceLock<Notifier>,
 }
 
-impl Doze {
-    fn doze(&self, timeout: Option<Duration>) {
+impl Parker {
+    fn park(&self, timeout: Option<Duration>) {
         let mut is_woken = lock(&self.is_woken);
         if !*is_woken || mutants::is(Mutant::DozeForgets) {
             // This may end early: callers check whether something has changed.
@@ -438,12 +450,12 @@ impl Doze {
     }
 }
 
-impl Wake for Doze {
+impl Wake for Parker {
     fn wake(&self) {
         *lock(&self.is_woken) = true;
         self.signal.notify_one();
-        if let Some(bell) = self.bell.get() {
-            bell.ring();
+        if let Some(notifier) = self.notifier.get() {
+            notifier.ring();
         }
     }
 }
@@ -452,7 +464,7 @@ impl Wake for Doze {
 #[derive(Debug)]
 struct Signal {
     has_work: AtomicBool,
-    wake: Arc<Doze>,
+    wake: Arc<Parker>,
 }
 
 impl Wake for Signal {

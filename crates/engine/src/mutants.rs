@@ -1,6 +1,6 @@
-//! Deliberate bugs, one at a time, for the crash-state explorer and for the tests of schedules:
-//! each must be found, or the tests are not good enough. Without the feature `mutants` none of this
-//! is compiled in.
+//! Deliberate bugs, one at a time, for the crash-state explorer and for the tests of schedules: the
+//! tests must find each of them, or they are not good enough. Without the feature `mutants` they
+//! are not compiled.
 
 #[cfg(feature = "mutants")]
 use std::cell::Cell;
@@ -52,11 +52,23 @@ macro_rules! list_mutants {
 pub(crate) use list_mutants;
 
 list_mutants! {
-    /// What drives every target: what only threads that run into each other show.
+    /// Drains, and orderly ends that a power cut follows: `tests/ends.rs` finds them.
+    ENDS {
+    /// cache: a suspend leaves writes unflushed that passed by.
+    RestedUnflushed,
+    /// writecache: a drain does not wait for a newer version that replaces an awaited one.
+    AwaitedForgotten,
+    /// writecache: during a drain only the newest version of a block is written back.
+    NewestAwaited,
+    /// pcache: a drain leaves out what was overwritten.
+    DrainSkips,
+    }
+
+    /// Races in the code that drives every target: only colliding threads show them.
     DRIVING_RACES {
-    /// The background is woken before it can see that a bio waits for room.
+    /// The background is woken before it can see that a bio waits for free space.
     WantsRoomLate,
-    /// Room that is signalled while parked bios are retried is taken as used.
+    /// Free space that is signalled while parked bios are retried is taken as used.
     RoomEpochLate,
     /// A queue goes to sleep without checking whether it was woken.
     BellUnheard,
@@ -64,41 +76,62 @@ list_mutants! {
     DozeForgets,
     /// Work that is signalled during a tick is taken as done.
     WorkClearedAfterTick,
-    /// The background falls asleep at its first look that finds nothing to do.
+    /// The background falls asleep at its first check that finds no work.
     AsleepAtOnce,
     }
 
-    /// What only flushes of several rings show, of which some fail.
+    /// Flush errors that need several rings, of which some fail.
     FLUSHES {
     /// A flush begins while another is under way.
     FlushesOverlap,
     /// A good flush counts for writes that ended after it began.
     FlushCoversLater,
-    /// Only the flush that failed hears of it.
+    /// Only the flush that failed gets the error.
     FailureSaidToOne,
-    /// A flush that fails does not fail for those that wait for the next one.
+    /// A failed flush does not fail the flushes that wait for the next one.
     WaitingUntold,
+    /// A new failure overwrites the previous one if no write came in between.
+    FailureForgetsEarlier,
     }
 
-    /// What only tables of several lines, and requests of several pieces of which some fail, show.
+    /// Bugs that only a lazy file shows.
+    PACED {
+    /// If a batch is written out twice, the second result counts.
+    SecondWriteOutCounts,
+    /// A writer that comes begins at the first turn of all.
+    NewcomerAtTurnZero,
+    }
+
+    /// Bugs that need two ports, one of which loses writes that another had acknowledged.
+    LOSSES {
+    /// Only the port whose flush failed gets the error.
+    LossToldToOne,
+    /// A port that comes later gets an error that others have had.
+    NewcomerToldAgain,
+    }
+
+    /// Bugs that need tables of several lines, or requests of several pieces of which some fail.
     PIECES {
-    /// Of a request across lines, the last child's status counts.
+    /// In a request across lines, the last child's status counts.
     LastChildCounts,
-    /// A request goes on with a new table where it had come with the old one.
+    /// After a table was replaced, a request continues at the progress it had made with the old
+    /// one.
     ProgressKept,
     /// FUA reaches only the first line that a write touches.
     FuaOfFirstLine,
     /// A flush reaches only the first line.
     FlushOfFirstLine,
-    /// A child that waits does not hear of what came while others of its request were under way.
+    /// A waiting child misses a wake-up that comes while other children of its request are in
+    /// flight.
     LateChildUnheard,
-    /// A request that is tried again forgets that a child of it has failed.
+    /// A retried request forgets that one of its children has failed.
     ParkedForgetsError,
-    /// pcache: of a read's pieces from the backing device, the last one's status counts.
+    /// pcache: in a read of several pieces from the backing device, the last piece's status counts.
     LastMissCounts,
-    /// writecache: of a read's pieces, the last one's status counts.
+    /// writecache: in a read of several pieces, the last piece's status counts.
     LastPieceCounts,
-    /// pcache: what a batch found damaged is taken off the list of bad ranges by that batch.
+    /// pcache: a batch takes a range off the list of bad ranges in the same pass that found it
+    /// damaged.
     SetAsideHealed,
     }
 }

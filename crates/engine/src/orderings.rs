@@ -1,12 +1,12 @@
-//! What `schedules` cannot see: memory that reorders whatever the code does not order. `loom` tries
-//! every execution of small models that the memory model of C11 allows.
+//! Tests for reordered memory accesses, which `schedules` cannot see. `loom` tries every execution
+//! of small models that the memory model of C11 allows.
 
 use crate::mutants::{self, Mutant};
 use crate::pcache::orderings::MODELS;
 use crate::sync::Arc;
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
 
-/// Tries all executions of a model: how many there were, or what went wrong in one.
+/// Tries all executions of a model. Returns their number, or the failure of one.
 fn explore(model: fn(), mutant: Option<Mutant>) -> Result<u64, String> {
     let count = Arc::new(AtomicU64::new(0));
     let counted = count.clone();

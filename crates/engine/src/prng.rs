@@ -1,4 +1,5 @@
-//! xoshiro256**: a seed written into a report replays for ever.
+//! The pseudo-random number generator xoshiro256**. The same seed always gives the same numbers, so
+//! a seed in a report replays a test.
 
 /// A seeded stream of numbers.
 #[derive(Clone, Debug)]

@@ -1,20 +1,20 @@
-//! A queue: one thread, one ring, one loop. In the engine only this file and its folder read time;
-//! besides it only `volume` sleeps, and only `crew` and `disk/lazy` spawn threads.
+//! A queue: one thread, one ring, one loop. Targets do not read the clock: they get the
+//! time from a queue or from an in-process caller ([`local`](crate::local)).
 //!
-//! What a queue does is its [`Role`]; [`Queue::run`] takes any. The roles here: serving one
-//! client's conversation over a stream ([`Queue::serve`]), running a device's background
-//! ([`Queue::background`]), accepting connections ([`Queue::listen`]). The loop is the same for
-//! all:
+//! The job of a queue is its [`Role`]; [`Queue::run`] takes any role. The roles in this module are
+//! serving one client's conversation over a stream ([`Queue::serve`]), running a device's
+//! background ([`Queue::background`]), accepting connections ([`Queue::listen`]). The loop is the
+//! same for all:
 //!
 //! 1. Events of the ring go to the role, then the role takes a turn: all that can be done now.
-//! 2. When a turn leaves nothing to do, the queue announces that it sleeps, checks once more
+//! 2. When a turn leaves no work, the queue announces that it sleeps, checks once more
 //!    whether it was woken meanwhile, and waits in the ring for an event, a wake or its deadline.
 //!    So a [`Wake`] costs a system call only if the queue really sleeps, and none is lost.
 //! 3. [`Queue::stop`] asks a role to end. The role ends in its own way, but in bounded time, and
 //!    dropping the queue waits for that.
 
 mod background;
-mod door;
+mod listener;
 mod prefault;
 mod stream;
 mod watch;
@@ -32,7 +32,7 @@ pub use watch::{Watched, watched};
 use crate::device::{Device, Driver};
 use crate::disk::{DiskIo, Ring};
 use crate::error::{Error, Result};
-use crate::ring::{Desk, Event, Mailbox};
+use crate::ring::{Event, Mailbox, SubmissionQueue};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::target::Wake;
@@ -67,13 +67,13 @@ impl Wake for Shared {
 pub enum Turn {
     /// There may be more to do.
     Again,
-    /// Nothing to do before the next event, or before this moment.
+    /// No work before the next event, or before this time.
     Idle(Option<Nanos>),
     /// The role has ended.
     Over,
 }
 
-/// What a queue does.
+/// The job of a queue.
 pub trait Role {
     /// Tags of the role's requests to the ring, as events name them.
     type Tag: Copy + PartialEq;
@@ -92,29 +92,29 @@ pub trait Role {
 #[derive(Debug)]
 pub struct Core<T> {
     shared: Arc<Shared>,
-    desk: Desk<T, DiskIo>,
+    submissions: SubmissionQueue<T, DiskIo>,
 }
 
 impl<T: Copy + PartialEq> Core<T> {
     fn new(mut ring: Ring) -> Result<Core<T>> {
         let mailbox = ring.mailbox()?;
         let shared = Arc::new(Shared { mailbox, is_stopping: AtomicBool::new(false) });
-        Ok(Core { shared, desk: Desk::new(ring) })
+        Ok(Core { shared, submissions: SubmissionQueue::new(ring) })
     }
 
     /// The ring.
     pub fn ring(&self) -> &Ring {
-        self.desk.ring()
+        self.submissions.ring()
     }
 
     /// The ring, for a [`Driver`].
     pub fn ring_mut(&mut self) -> &mut Ring {
-        self.desk.ring_mut()
+        self.submissions.ring_mut()
     }
 
     /// Where the role makes requests to the ring; the answers are events.
-    pub fn desk(&mut self) -> &mut Desk<T, DiskIo> {
-        &mut self.desk
+    pub fn submissions(&mut self) -> &mut SubmissionQueue<T, DiskIo> {
+        &mut self.submissions
     }
 
     /// Whether a stop was asked for.
@@ -132,29 +132,30 @@ impl<T: Copy + PartialEq> Core<T> {
         Driver::new(device, self.waker())
     }
 
-    /// Waits for what is in flight and gives the driver's seat up. Parked bios are dropped: their
-    /// client is gone, or has waited long enough.
+    /// Waits for the requests in flight and gives up the driver's port. Parked bios are dropped:
+    /// their client is gone, or has waited long enough.
     pub fn leave(&mut self, mut driver: Driver) {
         let deadline = now() + STOP_SECONDS_MAX * SECOND;
         loop {
-            driver.pump(self.desk.ring_mut(), |_, _, _| {});
+            driver.pump(self.submissions.ring_mut(), |_, _, _| {});
             if driver.is_all_parked() && self.ring().awaited() == 0 {
                 return;
             }
             if now() >= deadline {
-                // A device that never returns a bio keeps its port too; everything else continues.
+                // If a device never returns a bio, its port is lost as well; everything else
+                // continues.
                 std::mem::forget(driver);
                 return;
             }
-            self.desk.ring_mut().submit_and_wait(Some(Duration::from_millis(10)));
-            while self.desk.pop_event().is_some() {}
+            self.submissions.ring_mut().submit_and_wait(Some(Duration::from_millis(10)));
+            while self.submissions.pop_event().is_some() {}
         }
     }
 
     fn run(&mut self, mut role: impl Role<Tag = T>) {
         loop {
             self.ring().answer_wakes();
-            while let Some(event) = self.desk.pop_event() {
+            while let Some(event) = self.submissions.pop_event() {
                 role.event(event, self);
             }
             let is_stopping = self.is_stopping();
@@ -168,7 +169,7 @@ impl<T: Copy + PartialEq> Core<T> {
 
     fn sleep(&mut self, deadline: Option<Nanos>) {
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now())));
-        self.desk.ring_mut().sleep(timeout);
+        self.submissions.ring_mut().sleep(timeout);
     }
 }
 

@@ -1,9 +1,10 @@
-//! Interleavings of threads, tried from seeds: the engine's own code with `shuttle`'s locks and
-//! atomics (see `sync`), where another thread may run at every access. One seed decides the
-//! schedule and the story's own choices; the same seed gives the same run.
+//! Interleavings of threads, generated from seeds. The tests run the engine's own code with
+//! `shuttle`'s locks and atomics (see `sync`), and the scheduler may switch threads at every
+//! access. One seed decides the schedule and the choices of the test case; the same seed gives the
+//! same run.
 //!
-//! Variables: `SCHEDULES_STORY=name` plays only that story, `SCHEDULES_SEED=s` only that schedule
-//! (with the long run: begins there), `SCHEDULES_MUTANT=Name` tries only that mutant,
+//! Variables: `SCHEDULES_CASE=name` runs only that test case, `SCHEDULES_SEED=s` only that
+//! schedule (the long run begins there), `SCHEDULES_MUTANT=Name` tries only that mutant, and
 //! `SCHEDULES_SECONDS=n` bounds the long run.
 
 use std::collections::{HashMap, HashSet};
@@ -20,34 +21,34 @@ use crate::prng::Prng;
 use crate::sync::Arc;
 use crate::{cache, pcache, ring, writecache};
 
+pub mod base;
 pub mod history;
-pub mod scene;
-pub mod stage;
+pub mod simulator;
 
-/// Schedules of each story in the normal run.
+/// Schedules of each case in the normal run.
 const SCHEDULES: u64 = 512;
-/// Mutants must be killed within this many times as many schedules: a change elsewhere also changes
-/// the schedules, and must not let a mutant survive by chance.
+/// Mutants must be killed within their usual number of schedules times this. A change elsewhere
+/// also changes the schedules, and must not let a mutant survive by chance.
 const PATIENCE: u64 = 4;
-/// Schedules played before it is another story's turn.
+/// Schedules played before it is another case's turn.
 const TURN: u64 = 16;
 /// Schedules that once found a defect; part of the normal run.
 const REGRESSIONS: [(&str, u64); 0] = [];
-/// A schedule that is not over after this many steps runs for ever.
+/// A schedule that has not ended after this many steps counts as an endless loop.
 const STEPS_MAX: usize = 60_000;
 
-/// A story: what threads do, once. Panics when a promise is broken.
+/// A test case: the work of some threads. Panics when a promise is broken.
 #[derive(Debug)]
-pub(crate) struct Story {
+pub(crate) struct Case {
     /// Its name.
     pub(crate) name: &'static str,
     /// Plays it with choices of its own.
     pub(crate) play: fn(Prng),
-    /// How many times as often as others it is played: it is short, or it looks for something rare.
+    /// How many times as often as others it is run: it is short, or it looks for a rare state.
     pub(crate) times: u64,
 }
 
-/// Counts of a run.
+/// The counts of a run.
 #[derive(Debug, Default)]
 struct Counts {
     schedules: u64,
@@ -88,9 +89,9 @@ enum Mode {
     Priorities { of: HashMap<TaskId, u64>, changes: Vec<u64>, lowest: u64 },
 }
 
-/// The state that the schedules of one run share with the stories.
+/// The state that the schedules of one run share with the cases.
 #[derive(Debug, Default)]
-struct Stage {
+struct RunState {
     seed: AtomicU64,
     counts: Mutex<Counts>,
 }
@@ -99,7 +100,7 @@ struct Stage {
 #[derive(Debug)]
 struct Seeded {
     seeds: std::ops::Range<u64>,
-    stage: Arc<Stage>,
+    run: Arc<RunState>,
     prng: Prng,
     mode: Mode,
     step: u64,
@@ -107,14 +108,14 @@ struct Seeded {
 }
 
 impl Seeded {
-    fn new(seeds: std::ops::Range<u64>, stage: Arc<Stage>) -> Seeded {
-        Seeded { seeds, stage, prng: Prng::new(0), mode: Mode::Uniform, step: 0, hash: 0 }
+    fn new(seeds: std::ops::Range<u64>, run: Arc<RunState>) -> Seeded {
+        Seeded { seeds, run, prng: Prng::new(0), mode: Mode::Uniform, step: 0, hash: 0 }
     }
 
-    /// Counts the schedule that is over.
+    /// Counts the schedule that has ended.
     fn book(&mut self) {
         if self.step > 0 {
-            let mut counts = self.stage.counts.lock().unwrap();
+            let mut counts = self.run.counts.lock().unwrap();
             counts.schedules += 1;
             counts.choices += self.step;
             counts.distinct.insert(self.hash);
@@ -139,7 +140,7 @@ impl Scheduler for Seeded {
     fn new_execution(&mut self) -> Option<Schedule> {
         self.book();
         let seed = self.seeds.next()?;
-        self.stage.seed.store(seed, Ordering::SeqCst);
+        self.run.seed.store(seed, Ordering::SeqCst);
         self.prng = Prng::new(!seed);
         self.mode = mode_of(&mut self.prng);
         self.hash = 0;
@@ -195,7 +196,7 @@ impl Drop for Seeded {
 }
 
 std::thread_local! {
-    /// The message of the first panic of a schedule on this thread; `None`: no schedule is played.
+    /// The message of the first panic of a schedule on this thread; `None` while no schedule runs.
     static SAID: std::cell::RefCell<Option<String>> = const { std::cell::RefCell::new(None) };
 }
 
@@ -219,60 +220,60 @@ fn listen_to_panics() {
     });
 }
 
-/// Lists of stories, and of the deliberate races that they must find.
-type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
+/// Lists of test cases, and of the deliberate races that they must find.
+type Room = (&'static [&'static [Case]], &'static [&'static [Mutant]]);
 
 const ROOMS: [Room; 3] = [
     (
-        &[pcache::schedules::STORIES, ring::schedules::STORIES],
+        &[pcache::schedules::CASES, ring::schedules::CASES],
         &[Mutant::PCACHE_RACES, Mutant::DRIVING_RACES, &[Mutant::FillNotCancelled]],
     ),
-    (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),
+    (&[writecache::schedules::CASES], &[Mutant::WRITECACHE_RACES]),
     (
-        &[cache::schedules::STORIES],
+        &[cache::schedules::CASES],
         &[Mutant::CACHE_RACES, &[Mutant::LeftWhileRead, Mutant::PromotedOverWrite]],
     ),
 ];
 
-/// Plays `story` under the schedules of `seeds` until one fails; returns which, and how. On a
-/// thread of its own: the scheduler's state there cannot be used after a failure.
+/// Runs `case` under the schedules of `seeds` until one fails; returns that seed and the failure.
+/// Each call has its own thread, because the scheduler's state cannot be used after a failure.
 fn play(
-    story: &Story,
+    case: &Case,
     mutant: Option<Mutant>,
     seeds: std::ops::Range<u64>,
     counts: &mut Counts,
 ) -> Option<(u64, String)> {
     let on_thread = || {
         mutants::set(mutant);
-        play_here(story, seeds, counts)
+        play_here(case, seeds, counts)
     };
     std::thread::scope(|scope| scope.spawn(on_thread).join().unwrap())
 }
 
 fn play_here(
-    story: &Story,
+    case: &Case,
     seeds: std::ops::Range<u64>,
     counts: &mut Counts,
 ) -> Option<(u64, String)> {
-    let stage = Arc::new(Stage::default());
+    let run = Arc::new(RunState::default());
     let mut config = Config::new();
     config.stack_size = 2 << 20;
     config.failure_persistence = FailurePersistence::None;
     config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
     config.silence_warnings = true;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
-    let runner = Runner::new(Seeded::new(seeds, stage.clone()), config);
-    let on_stage = stage.clone();
-    let body = story.play;
+    let runner = Runner::new(Seeded::new(seeds, run.clone()), config);
+    let run_of_body = run.clone();
+    let body = case.play;
     SAID.set(Some(String::new()));
     let result = catch_unwind(AssertUnwindSafe(|| {
-        runner.run(move || body(Prng::new(on_stage.seed.load(Ordering::SeqCst))))
+        runner.run(move || body(Prng::new(run_of_body.seed.load(Ordering::SeqCst))))
     }));
-    counts.add(std::mem::take(&mut *stage.counts.lock().unwrap()));
+    counts.add(std::mem::take(&mut *run.counts.lock().unwrap()));
     counts.time += processor_time();
     result.err().map(|_| {
         let said = SAID.take().filter(|said| !said.is_empty()).expect("a panic that says why");
-        (stage.seed.load(Ordering::SeqCst), said)
+        (run.seed.load(Ordering::SeqCst), said)
     })
 }
 
@@ -284,15 +285,10 @@ fn number(name: &str) -> Option<u64> {
     variable(name).map(|value| value.parse().unwrap())
 }
 
-fn wanted_stories() -> Vec<&'static Story> {
-    let name = variable("SCHEDULES_STORY");
-    let is_wanted = |story: &&Story| name.as_ref().is_none_or(|name| name == story.name);
-    ROOMS
-        .iter()
-        .flat_map(|(stories, _)| stories.iter().copied())
-        .flatten()
-        .filter(is_wanted)
-        .collect()
+fn wanted_cases() -> Vec<&'static Case> {
+    let name = variable("SCHEDULES_CASE");
+    let is_wanted = |case: &&Case| name.as_ref().is_none_or(|name| name == case.name);
+    ROOMS.iter().flat_map(|(cases, _)| cases.iter().copied()).flatten().filter(is_wanted).collect()
 }
 
 /// Processor time of this thread.
@@ -310,9 +306,9 @@ fn on_all_cores(work: impl Fn() + Sync) {
     });
 }
 
-fn replay(story: &Story, seed: u64, what: &str) -> String {
-    let name = story.name;
-    format!("{name}: {what}\n  replay: make schedules SCHEDULES_STORY={name} SCHEDULES_SEED={seed}")
+fn replay(case: &Case, seed: u64, what: &str) -> String {
+    let name = case.name;
+    format!("{name}: {what}\n  replay: make schedules SCHEDULES_CASE={name} SCHEDULES_SEED={seed}")
 }
 
 #[test]
@@ -321,41 +317,41 @@ fn every_schedule_keeps_the_promises() {
         return;
     }
     listen_to_panics();
-    let stories = wanted_stories();
+    let cases = wanted_cases();
     let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());
     on_all_cores(|| {
-        while let Some(story) = stories.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
             let mut counts = Counts::default();
             let seeds = match number("SCHEDULES_SEED") {
                 Some(seed) => seed..seed + 1,
-                None => 0..SCHEDULES * story.times,
+                None => 0..SCHEDULES * case.times,
             };
-            let regressions = REGRESSIONS.iter().filter(|(name, _)| *name == story.name);
+            let regressions = REGRESSIONS.iter().filter(|(name, _)| *name == case.name);
             let failed = regressions
                 .map(|(_, seed)| *seed..*seed + 1)
                 .chain([seeds])
-                .find_map(|seeds| play(story, None, seeds, &mut counts));
-            println!("{}: {counts}", story.name);
-            failures.lock().unwrap().extend(failed.map(|(seed, what)| replay(story, seed, &what)));
+                .find_map(|seeds| play(case, None, seeds, &mut counts));
+            println!("{}: {counts}", case.name);
+            failures.lock().unwrap().extend(failed.map(|(seed, what)| replay(case, seed, &what)));
         }
     });
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
-/// The first story and schedule that shows the mutant, and how many were tried.
-fn kill(mutant: Mutant, stories: &[&Story]) -> Option<(String, u64)> {
+/// The first test case and schedule that shows the mutant, and how many were tried.
+fn kill(mutant: Mutant, cases: &[&Case]) -> Option<(String, u64)> {
     let mut counts = Counts::default();
     for turn in 0..PATIENCE * SCHEDULES / TURN {
-        for story in stories {
-            let turns = TURN * story.times;
+        for case in cases {
+            let turns = TURN * case.times;
             let seeds = match number("SCHEDULES_SEED") {
                 Some(seed) => seed..seed + 1,
                 None => turn * turns..(turn + 1) * turns,
             };
-            if let Some((seed, what)) = play(story, Some(mutant), seeds, &mut counts) {
-                return Some((format!("{} {seed}: {what}", story.name), counts.schedules));
+            if let Some((seed, what)) = play(case, Some(mutant), seeds, &mut counts) {
+                return Some((format!("{} {seed}: {what}", case.name), counts.schedules));
             }
         }
     }
@@ -369,28 +365,26 @@ fn every_race_is_found() {
         return;
     }
     listen_to_panics();
-    let wanted_stories = wanted_stories();
-    let mutants: Vec<(Mutant, Vec<&Story>)> = ROOMS
+    let wanted_cases = wanted_cases();
+    let mutants: Vec<(Mutant, Vec<&Case>)> = ROOMS
         .iter()
-        .flat_map(|(stories, mutants)| {
-            let is_here = |story: &&&Story| {
-                stories.iter().copied().flatten().any(|here| here.name == story.name)
-            };
-            let stories: Vec<_> = wanted_stories.iter().filter(is_here).copied().collect();
-            mutants.iter().copied().flatten().map(move |mutant| (*mutant, stories.clone()))
+        .flat_map(|(cases, mutants)| {
+            let is_here =
+                |case: &&&Case| cases.iter().copied().flatten().any(|here| here.name == case.name);
+            let cases: Vec<_> = wanted_cases.iter().filter(is_here).copied().collect();
+            mutants.iter().copied().flatten().map(move |mutant| (*mutant, cases.clone()))
         })
         .collect();
     let next = AtomicU64::new(0);
     let survivors = Mutex::new(Vec::new());
     on_all_cores(|| {
-        while let Some((mutant, stories)) =
-            mutants.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+        while let Some((mutant, cases)) = mutants.get(next.fetch_add(1, Ordering::Relaxed) as usize)
         {
             let name = format!("{mutant:?}");
             if wanted.as_ref().is_some_and(|wanted| *wanted != name) {
                 continue;
             }
-            match kill(*mutant, stories) {
+            match kill(*mutant, cases) {
                 Some((how, tried)) => println!("{name}: killed, schedule {tried}, by {how}"),
                 None => survivors.lock().unwrap().push(name),
             }
@@ -405,7 +399,7 @@ fn every_race_is_found() {
 #[ignore = "runs as long as SCHEDULES_SECONDS says"]
 fn soak() {
     listen_to_panics();
-    let stories = wanted_stories();
+    let cases = wanted_cases();
     let end = Instant::now() + Duration::from_secs(number("SCHEDULES_SECONDS").unwrap_or(60));
     let next = AtomicU64::new(0);
     let first = (1 + number("SCHEDULES_SEED").unwrap_or(0)) << 32;
@@ -415,10 +409,10 @@ fn soak() {
         let mut failed = None;
         while Instant::now() < end && failed.is_none() {
             let turn = next.fetch_add(1, Ordering::Relaxed);
-            let story = stories[(turn % stories.len() as u64) as usize];
-            let start = first + turn / stories.len() as u64 * TURN;
-            failed = play(story, None, start..start + TURN, &mut counts)
-                .map(|(seed, what)| replay(story, seed, &what));
+            let case = cases[(turn % cases.len() as u64) as usize];
+            let start = first + turn / cases.len() as u64 * TURN;
+            failed = play(case, None, start..start + TURN, &mut counts)
+                .map(|(seed, what)| replay(case, seed, &what));
         }
         let mut sum = sum.lock().unwrap();
         sum.0.add(counts);

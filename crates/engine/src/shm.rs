@@ -1,22 +1,23 @@
-//! Words of memory that outlive the process: state that a server has and its medium has not (yet).
+//! Shared-memory words that outlive the process: state of a server that its medium does not have,
+//! or not yet.
 //!
-//! The clients of a server that dies by SIGKILL live on, so what it acknowledged must not die with
-//! it. A server therefore keeps such state in a file of the runtime directory, mapped shared: the
-//! kernel keeps the pages, and the next server maps them again. The file need not survive a power
-//! cut; nothing here flushes.
+//! The clients of a server that dies by SIGKILL continue to run, so the writes that it acknowledged
+//! must survive it. A server therefore keeps such state in a file of the runtime directory, mapped
+//! shared: the kernel keeps the pages, and the next server maps them again. The file need not
+//! survive a power failure, so this module does not flush it.
 //!
 //! 1. The memory is only ever seen as `SharedWord`: other processes may change it at any time, and
 //!    no reference to plain bytes exists.
 //! 2. The mapping is exactly as long as the file, and lives until the last clone is dropped.
-//! 3. The file is never truncated: it is made at its full length, before it gets its name, with its
-//!    blocks reserved, so that a store does not meet a full file system.
-//! 4. A process that maps a file has locked it, and holds the lock as long as the mapping: no two
-//!    servers ever use one memory, whatever names they find it by.
+//! 3. The file is never truncated. It is created at its full length, with its blocks reserved,
+//!    before it gets its name, so that no store meets a full file system.
+//! 4. A process that maps a file has locked it, and holds the lock as long as the mapping. So two
+//!    servers never use the same memory, even if they find it by different names.
 
 #![allow(unsafe_code)]
 
 mod header;
-mod keeper;
+mod store;
 mod taken;
 
 use std::fs::{File, OpenOptions};
@@ -32,13 +33,13 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, SharedWord, lock};
 
 pub use header::{Header, Heading};
-pub use keeper::{Keeper, Served, recall};
+pub use store::{Served, SharedStore, recall};
 pub use taken::Taken;
 
 const WORD_BYTES: usize = size_of::<SharedWord>();
 /// No server needs more; a file that is larger is not ours.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Where the kernel says which boot of the machine this is: a random UUID.
+/// The kernel's identifier of this boot of the machine: a random UUID.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const BOOT_DIGITS: usize = 32;
 
@@ -67,13 +68,14 @@ struct Mapped {
     file: File,
 }
 
-// SAFETY: Mapped owns its mapping, and hands out nothing but `&[SharedWord]`, which is Sync.
+// SAFETY: Mapped owns its mapping, and hands out only `&[SharedWord]`, which is Sync.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl SharedWords {
-    /// Memory of this process alone, all zero: for tests, and where nothing needs to outlive it.
+    /// Memory of this process alone, all zero: for tests, and where no state needs to outlive the
+    /// process.
     pub fn private(words: usize) -> SharedWords {
         let memory = (0..words).map(|_| SharedWord::new(0)).collect();
         SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true, boot: 0 }
@@ -84,8 +86,8 @@ impl SharedWords {
         SharedWords { boot, ..self }
     }
 
-    /// The words of the file at `path`, which is created with mode 0600 and all zero if there is
-    /// none. A file of any other length is refused: it is not ours, or of another version.
+    /// The words of the file at `path`. A missing file is created with mode 0600 and all
+    /// zero. A file of any other length is refused: another program or another version wrote it.
     pub fn open(path: &Path, words: usize) -> Result<SharedWords> {
         let found = match SharedWords::open_existing(path)? {
             Some(found) => found,
@@ -95,8 +97,8 @@ impl SharedWords {
             return Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "shared memory {} has {} bytes instead of {}: it is of another version or not \
-                     ours; remove it if no server uses it",
+                    "shared memory {} has {} bytes instead of {}: it has another version or does \
+                     not belong to udm; remove it if no server uses it",
                     path.display(),
                     found.words().len() * WORD_BYTES,
                     words * WORD_BYTES
@@ -125,8 +127,8 @@ impl SharedWords {
             return Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "shared memory {} ({bytes} bytes, of user {}) is not ours; remove it if no \
-                     server uses it",
+                    "shared memory {} ({bytes} bytes, of user {}) does not belong to udm; remove \
+                     it if no server uses it",
                     path.display(),
                     metadata.uid()
                 ),
@@ -150,12 +152,12 @@ impl SharedWords {
         SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh, boot: boot() }
     }
 
-    /// Gives the file one more name, beside it.
+    /// Gives the file one more name in the same folder.
     fn add_name(&self, path: PathBuf) -> Result<()> {
         let Memory::Mapped(mapped) = &*self.memory else { return Ok(()) };
         let mut names = lock(&mapped.names);
         let known = names.first().ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("{}: the memory has no name", path.display()))
+            Error::new(Kind::NotFound, format!("{}: the memory is unnamed", path.display()))
         })?;
         std::fs::hard_link(known, &path).map_err(|e| Error::from_io("link", path.display(), e))?;
         names.push(path);
@@ -171,8 +173,8 @@ impl SharedWords {
         }
     }
 
-    /// The memory is not needed any more: removes the file's names, so no server finds it. Words
-    /// without a file get a zero first word, and count as new.
+    /// The memory is not needed any more: removes the file's names, so no server finds it. If the
+    /// words are not in a file, their first word becomes 0, and they count as new.
     pub fn remove(&self) {
         match &*self.memory {
             Memory::Private(words) => words[0].store(0, Ordering::SeqCst),
@@ -212,14 +214,14 @@ fn boot() -> u64 {
     u64::from_str_radix(&digits, 16).unwrap_or(0)
 }
 
-/// Its first letters: a runtime directory that outlives a power cut must not bring back memory from
-/// before it.
+/// The first characters of this identifier: a runtime directory that outlives a power failure must
+/// not bring back memory from before it.
 pub(crate) fn boot_text() -> String {
     boot_id().take(12).collect()
 }
 
-/// Refuses where nobody says which boot this is. Memory of a dead server would be taken for lost
-/// there, or what a power cut left of memory for a dead server's.
+/// Refuses to work without an identifier of this boot. Otherwise udm could discard the memory of a
+/// dead server, or could trust memory that a power failure has damaged.
 fn know_boot() -> Result<()> {
     let problem = match std::fs::read_to_string(BOOT_ID) {
         Ok(text) if text.chars().filter(char::is_ascii_hexdigit).count() == BOOT_DIGITS => {
@@ -231,8 +233,8 @@ fn know_boot() -> Result<()> {
     Err(Error::new(
         Kind::Refused,
         format!(
-            "this boot of the machine cannot be told from others, so nobody knows whether memory \
-             of a server that died is valid: {BOOT_ID}: {problem} (is /proc mounted?)"
+            "the boot ID cannot be read, so shared memory of a server that died may be outdated: \
+             {BOOT_ID}: {problem} (is /proc mounted?)"
         ),
     ))
 }
@@ -246,7 +248,7 @@ impl Mapped {
     fn new(file: File, words: usize, path: &Path) -> rustix::io::Result<Mapped> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        // SAFETY: a new mapping at an address of the kernel's choice does not alias our memory.
         let start =
             unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
@@ -254,8 +256,8 @@ impl Mapped {
         Ok(Mapped { start, words, names, file })
     }
 
-    /// Removes all of the file's names in a folder: also those left by a server that died while it
-    /// took the memory over.
+    /// Removes all of the file's names in a folder, including the names left by a server that died
+    /// while it took the memory over.
     fn remove_from(&self, folder: &Path) {
         let Ok(own) = self.file.metadata() else { return };
         let is_own = |entry: &std::fs::DirEntry| {
@@ -275,8 +277,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`; `words` borrows `self`, so nothing refers
-        // to it any more. Failure would only leak.
+        // SAFETY: exactly the mapping made in `new`; `words` borrows `self`, so no reference to it
+        // is left. Failure would only leak.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * WORD_BYTES) };
     }
 }
@@ -357,7 +359,7 @@ mod tests {
 
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left over");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the file is left");
     }
 
     #[test]
@@ -375,9 +377,9 @@ mod tests {
     #[test]
     fn private_words_are_fresh_and_shared_by_clones() {
         let words = SharedWords::private(3);
-        let twin = words.clone();
+        let second = words.clone();
         words.words()[2].store(1, Ordering::Relaxed);
         assert!(words.is_fresh());
-        assert_eq!(twin.words()[2].load(Ordering::Relaxed), 1);
+        assert_eq!(second.words()[2].load(Ordering::Relaxed), 1);
     }
 }

@@ -3,15 +3,15 @@
 //! The grammar, in full:
 //!
 //! * A table is a text of lines. A blank line, or one whose first character is `#`, is skipped.
-//! * The first three words are taken as they stand: two decimal numbers of 512-byte sectors (no
+//! * The first three words are taken literally: two decimal numbers of 512-byte sectors (no
 //!   hexadecimal, no octal, no unit; dmsetup takes a leading `+`, and so does udm) and the target's
 //!   name, at most 15 characters.
 //! * In the arguments, a backslash makes the next character an ordinary one, so `\ ` is a blank
-//!   inside a word and `\\` a backslash; there are no quotes. `#` starts a comment, even inside a
-//!   word; `\#` is the character (the one thing that dmsetup cannot express).
+//!   inside a word and `\\` a backslash; quotes are not special. `#` starts a comment, even inside
+//!   a word; `\#` is the character (the one thing that dmsetup cannot express).
 //! * Lines follow each other without gap or overlap from sector 0; none is empty.
 //!
-//! Every error names line and column, and [`pointer()`] draws a caret under the word.
+//! Every error names its line and column, and [`pointer()`] draws a caret under the word.
 
 mod word;
 
@@ -75,7 +75,7 @@ impl Table {
             lines.push(line);
         }
         if lines.is_empty() {
-            return Err(invalid("the table has no line: expected `start length target arguments`"));
+            return Err(invalid("the table is empty: expected `start length target arguments`"));
         }
         Ok(Table { lines })
     }
@@ -136,7 +136,7 @@ impl TableLine {
         Ok(TableLine { start, len, target, args: words.collect() })
     }
 
-    /// Sectors to bytes: the length of what the target serves.
+    /// The length of the target's range, converted from sectors to bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len * crate::units::SECTOR
     }
@@ -163,26 +163,27 @@ impl std::str::FromStr for Table {
     }
 }
 
-/// Draws the line of `text` that `error` is about, and carets under what is wrong in it:
+/// Draws the line of `text` that `error` is about, and carets under the wrong word:
 /// ```text
 /// 0 131072 pcachee /dev/pmem0 /dev/sdb
 ///          ^^^^^^^
 /// ```
-/// `None` if the error is about no place in the text.
+/// `None` if the error does not point into the text.
 pub fn pointer(text: &str, error: &Error) -> Option<String> {
     let place = error.place()?;
     let line = text.split('\n').nth(place.line.checked_sub(1)? as usize)?;
     let shown: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let shown = shown.trim_end();
     let before = place.column.checked_sub(1)? as usize;
-    // A caret may stand one past the line's end, where a word is missing.
+    // A caret may be one character after the line's end, where a word is missing.
     let room = (shown.chars().count() + 1).saturating_sub(before).max(1);
     let carets = (place.width.max(1) as usize).min(room);
     Some(format!("{shown}\n{}{}", " ".repeat(before), "^".repeat(carets)))
 }
 
-/// Cuts a line into words. The first three are taken as they stand; in the others a backslash
-/// quotes and `#` ends the line.
+/// Splits a line into words. The first three are taken literally. In the others a backslash quotes
+/// the next character, and `#` at the start of a word ends the line. dmsetup cuts the line at any
+/// `#`; udm refuses a `#` within a word, because cutting would change the path of a device.
 fn words_of_line(text: &str, line: u32) -> Result<Vec<Word>> {
     let mut words: Vec<Word> = Vec::new();
     let mut chars = (1u32..).zip(text.chars()).peekable();
@@ -194,11 +195,12 @@ fn words_of_line(text: &str, line: u32) -> Result<Vec<Word>> {
             return Ok(words);
         }
         let mut word = Word { text: String::new(), line, column, width: 0 };
-        let mut is_comment = false;
         while let Some((here, c)) = chars.next_if(|(_, c)| !is_blank(*c)) {
             if !is_raw && c == '#' {
-                is_comment = true;
-                break;
+                let place = Place { line, column: here, width: 1 };
+                let what = "a comment would begin here, as for dmsetup, and cut this word: write \
+                            `\\#` for a `#` in a word, and a blank in front of a comment";
+                return Err(at(place, Kind::Invalid, what));
             }
             let quoted = if !is_raw && c == '\\' { chars.next() } else { None };
             let (here, c) = quoted.unwrap_or((here, c));
@@ -213,9 +215,6 @@ fn words_of_line(text: &str, line: u32) -> Result<Vec<Word>> {
             return Err(word.error(Kind::Invalid, format!("more than {LINE_WORDS_MAX} arguments")));
         }
         words.push(word);
-        if is_comment {
-            return Ok(words);
-        }
     }
 }
 

@@ -1,14 +1,15 @@
 //! The contract between engines and their drivers.
 //!
-//! An engine is a state machine that many threads may call at the same time. What it wants from the
-//! world it puts into the [`Port`] handed to it: finished bios, I/O for disks, bios that must wait.
-//! The driver (a queue thread, an in-process caller, the simulator) carries that out and calls
-//! back.
+//! An engine is a state machine that many threads may call at the same time. It puts its output
+//! into the [`Port`] that each call gets: finished bios, I/O for disks, and bios that must wait.
+//! The driver (a queue thread, an in-process caller, the simulator) takes this output, does the I/O
+//! and calls the engine back.
 //!
 //! Contract, asserted by `device.rs` on both sides of every call:
 //! 1. Each submitted bio comes out exactly once, in `port.done` or in `port.parked`. A parked bio
-//!    is submitted again, unchanged, when [`Events::room`] has been signalled, in the order parked.
-//! 2. `submit` and `complete` never block except on short locks, and never call the world.
+//!    is submitted again, unchanged, when [`Events::room`] has been signalled, in the order in
+//!    which bios were parked.
+//! 2. `submit` and `complete` never block except on short locks, and make no system calls.
 //! 3. I/O emitted into a port completes through the same port's `complete`.
 
 use std::collections::VecDeque;
@@ -17,15 +18,16 @@ use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::disk::{Disk, DiskErrors, DiskIo, troubles};
 use crate::error::{Result, Status};
-use crate::foreign::Source;
-use crate::pmem::sink::Sink;
+use crate::pmem::client_memory::Source;
+use crate::pmem::copy_target::CopyTarget;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::Nanos;
 
 pub use crate::disk::Extent;
+pub use crate::topology::TargetLimits;
 
-/// One thread's connection to the targets: what they ask it to do.
+/// One thread's connection to the targets, with the output of their calls.
 #[derive(Debug, Default)]
 pub struct Port {
     /// Finished bios, with their status.
@@ -111,27 +113,18 @@ impl std::fmt::Debug for Events {
     }
 }
 
-/// What clients should know of a target: block sizes and which requests are worth sending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TargetLimits {
-    /// Smallest unit of a request, in bytes: 512 or the disk's logical block.
-    pub block_bytes: u32,
-    /// Whether discards are worth sending.
-    pub has_discard: bool,
-}
-
-/// Parts of a line for which the cache device may have newer data than the origin: what is lost
-/// with that device.
+/// Ranges of a line for which the cache device may have newer data than the origin. If the device
+/// is lost, this data is lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnlyCached {
     /// First byte on the line and length, in order.
     pub ranges: Vec<(u64, u64)>,
-    /// Whether all of them have; else some may have been written back.
+    /// Whether all of the data in these ranges is newer; else some may have been written back.
     pub is_exact: bool,
 }
 
 impl OnlyCached {
-    /// The most ranges: those that lie nearest to each other are joined.
+    /// The most ranges: beyond this, the ranges nearest to each other are joined.
     pub const RANGES_MAX: usize = 8192;
 
     /// Of blocks or ranges in any order, which may overlap.
@@ -152,7 +145,7 @@ impl OnlyCached {
     }
 }
 
-/// The same ranges; those with no more than `gap` bytes between them are one.
+/// The same ranges, where ranges with at most `gap` bytes between them become one.
 fn joined(ranges: Vec<(u64, u64)>, gap: u64) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (at, len) in ranges {
@@ -171,7 +164,7 @@ pub struct Fact {
     pub name: &'static str,
     /// The value, as JSON would carry it.
     pub value: FactValue,
-    /// What it means, in one sentence.
+    /// Its meaning, in one sentence.
     pub about: &'static str,
 }
 
@@ -204,19 +197,21 @@ pub(crate) fn count(name: &'static str, counter: &AtomicU64, about: &'static str
     number(name, counter.load(Ordering::Relaxed), about)
 }
 
-/// What happened to a slow device besides failing I/O; `role` is what the target calls it.
+/// Events of a slow device other than failed I/O; `role` is the target's name for the device.
 pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
     let found = troubles(origin, role);
-    let about = "the slow device has no name any more: its data ends with this server";
+    let about = "the slow device was deleted: its data is lost when this server ends";
     let mut facts = vec![flag("origin_is_deleted", found.is_deleted, about)];
     let errors = origin.errors();
     facts.push(number("origin_errors_total", errors.count, "I/O of the slow device that failed"));
     let last = errors.last.map(|_| errors.to_string());
-    facts.extend(last.map(|last| text("origin_last_error", &last, "the last of these")));
-    let about = "what the slow device lost";
+    facts.extend(
+        last.map(|last| text("origin_last_error", &last, "the last error of the slow device")),
+    );
+    let about = "data that the slow device lost";
     facts.extend(found.lost.map(|lost| text("origin_failure", &lost, about)));
-    let about = "what has become of the slow device's name";
-    facts.extend(found.gone.map(|gone| text("origin_absence", &gone, about)));
+    let about = "whether the slow device was deleted, moved or replaced";
+    facts.extend(found.gone.map(|gone| text("origin_missing", &gone, about)));
     facts.extend(pacing_facts(origin));
     facts
 }
@@ -225,30 +220,50 @@ pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
 pub(crate) fn pacing_facts(origin: &dyn Disk) -> Vec<Fact> {
     let Some(pacing) = origin.pacing() else { return Vec::new() };
     vec![
-        number("paced_window_bytes", pacing.window_bytes, "most that may be in the next two"),
-        number("paced_dirty_bytes", pacing.dirty_bytes, "dirty in the page cache, by io=lazy"),
-        number("paced_write_out_bytes", pacing.write_out_bytes, "on their way to the device"),
-        number("paced_waited_total", pacing.waited, "writes that have waited for room in it"),
-        number("paced_skipped_total", pacing.skipped, "batches that were clean already"),
-        number("paced_again_total", pacing.again, "batches that had to be written out twice"),
-        number("paced_failed_total", pacing.failed, "batches that failed; flushes report it"),
-        text("paced_by", pacing.way, "how pages get to the device"),
+        number(
+            "paced_window_bytes",
+            pacing.window_bytes,
+            "the most bytes of paced_dirty_bytes and paced_write_out_bytes together",
+        ),
+        number(
+            "paced_dirty_bytes",
+            pacing.dirty_bytes,
+            "bytes of io=lazy that are dirty in the page cache",
+        ),
+        number(
+            "paced_write_out_bytes",
+            pacing.write_out_bytes,
+            "bytes of io=lazy that are being written to the device",
+        ),
+        number("paced_waited_total", pacing.waited, "writes that waited for space in the window"),
+        number("paced_skipped_total", pacing.skipped, "write-out batches that were already clean"),
+        number("rewrites_total", pacing.again, "write-out batches that were written twice"),
+        number(
+            "paced_failed_total",
+            pacing.failed,
+            "write-out batches that failed; flushes report the failure",
+        ),
+        text("paced_by", pacing.way, "the method that writes pages out"),
     ]
 }
 
-/// How pages of a lazy slow device get there, once it is known that the kernel does not push them.
+/// How pages of a lazy slow device are written out, once udm knows that the kernel does not write
+/// them.
 pub(crate) fn refused_push(origin: &dyn Disk) -> Option<&'static str> {
     origin.pacing().filter(|pacing| pacing.is_push_refused).map(|pacing| pacing.way)
 }
 
-/// What a server logs when it changes. Cheap: it is read every second.
+/// State that a server logs when it changes. It must be cheap to get, because the server reads it
+/// every second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// I/O of slow devices that failed.
     pub origin: DiskErrors,
     /// I/O of a cache device that is a disk, and failed.
     pub medium: DiskErrors,
-    /// How pages of a lazy slow device get there if the kernel does not push them by itself.
+    /// I/O of a metadata device that failed.
+    pub metadata: DiskErrors,
+    /// How pages of a lazy slow device are written out if the kernel does not do it by itself.
     pub paced_by: Option<&'static str>,
     /// Whether write-back meets errors, and pauses.
     pub is_failing: bool,
@@ -256,6 +271,8 @@ pub struct Health {
     pub failed_batches: u64,
     /// Why the cache device takes no more writes.
     pub medium_failure: Option<String>,
+    /// Why the metadata device takes no more commits.
+    pub metadata_failure: Option<String>,
     /// Requests that have waited for room.
     pub waited: u64,
 }
@@ -269,6 +286,16 @@ pub struct Dirty {
     pub is_failing: bool,
 }
 
+/// The event that the background I/O of a target (write-back, commits) waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The device, in a few words.
+    pub device: &'static str,
+    /// Background I/O that has ended so far. While this stays the same, the device has not
+    /// answered.
+    pub ended: u64,
+}
+
 /// The code that serves a table line.
 pub trait Target: Send + Sync + std::fmt::Debug {
     /// The target's name in table lines.
@@ -277,18 +304,18 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Serves `bio`, whose range is relative to the start of the table line.
     fn submit(&self, bio: Bio, port: &mut Port);
 
-    /// Reads the range that begins at `offset` to where others use it too, if that takes no more
-    /// than a copy. `port` is the number of the caller's port. False: it takes a bio, and what is
-    /// there until then means nothing.
-    fn read_into(&self, _offset: u64, _into: Sink<'_>, _port: usize) -> bool {
+    /// Reads the range that begins at `offset` directly into client memory, if that takes no more
+    /// than a copy. `port` is the number of the caller's port. False: the caller must submit a bio,
+    /// and must ignore the bytes copied so far.
+    fn read_into(&self, _offset: u64, _into: CopyTarget<'_>, _port: usize) -> bool {
         false
     }
 
-    /// Writes what others' memory holds to the range that begins at `offset`, if that takes no more
-    /// than a copy of it; with `fua`, durably. They may store to it meanwhile: nothing is decided
-    /// by one reading and done with another. `port` is the number of the caller's port. False: it
-    /// takes a bio, and nothing is done yet, unless the medium fails; or the memory was cut off,
-    /// and no bio can be made.
+    /// Writes from client memory to the range that begins at `offset`, if that takes no more than a
+    /// copy; with `fua`, durably. The client may store to its memory meanwhile, so no decision may
+    /// rest on a second read of it. `port` is the number of the caller's port. False: the caller
+    /// must submit a bio. Then no data was written, unless the medium failed, or the client's
+    /// memory was cut off and no bio can be made.
     fn write_from(&self, _offset: u64, _from: Source<'_>, _fua: bool, _port: usize) -> bool {
         false
     }
@@ -296,9 +323,14 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Takes back an I/O that this target emitted into `port`.
     fn complete(&self, io: DiskIo, port: &mut Port);
 
-    /// What a bio that this target parked is waiting for, in a few words.
+    /// The event that a bio parked by this target waits for, in a few words.
     fn parked_for(&self, _bio: &Bio) -> &'static str {
         "room"
+    }
+
+    /// The part that `disk` has in this target, in a few words.
+    fn role_of(&self, _disk: &Arc<dyn Disk>) -> &'static str {
+        "a disk"
     }
 
     /// Does background work; called by one thread at a time. Returns when to call again at the
@@ -312,12 +344,12 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// What clients should know.
+    /// The limits that clients should know.
     fn limits(&self) -> TargetLimits;
 
-    /// What `[offset, offset + len)` starts with, and for how many bytes, as far as memory and the
-    /// disks know without reading. `len` and the answer are more than 0, and whole sectors within
-    /// the target.
+    /// The state of the first bytes of `[offset, offset + len)`, and how many bytes have this
+    /// state, as far as memory and the disks know without reading. `len` and the answer are more
+    /// than 0, and whole sectors within the target.
     fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
         (len, Extent::Data)
     }
@@ -332,7 +364,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// The words after the target's name in the status line: the same as the kernel's.
+    /// The words after the target's name in the status line, as in the kernel.
     fn status(&self) -> String;
 
     /// The words after the target's name in the table line.
@@ -343,7 +375,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         Health::default()
     }
 
-    /// Facts that the kernel's status line has no room for.
+    /// Facts that do not fit into the kernel's status line.
     fn facts(&self) -> Vec<Fact> {
         Vec::new()
     }
@@ -363,23 +395,42 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// How often acknowledged writes were lost, or may have been lost, before a flush covered them.
+    /// The next flush of any client must fail. This number only rises.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Data that is not on the origin yet.
     fn dirty(&self) -> Dirty {
         Dirty::default()
     }
 
-    /// What is lost with the cache device, as far as that is known without reading it; none of a
-    /// target that has no cache. A walk over everything.
+    /// The data that would be lost with the cache device, as far as udm knows without reading the
+    /// device. `None` for a target without a cache. This walks over all entries.
     fn only_cached(&self) -> Option<OnlyCached> {
         None
     }
 
-    /// Writes everything back as fast as the origin takes it, until `dirty().bytes` is 0, from
-    /// `true` on; back to normal from `false` on.
+    /// `true`: from now on the target writes everything back as fast as the origin takes it,
+    /// beginning with the data that is dirty now, which [`Target::left_to_drain`] counts. `false`:
+    /// back to normal.
     fn set_draining(&self, _draining: bool) {}
 
-    /// No bio is in flight and none will come until `resume`: bring the media to rest (close key
-    /// sets, stop background work). Background I/O may still be in flight; `is_idle` tells.
+    /// The device that background I/O waits for at the moment, if there is such I/O.
+    fn waits_for(&self) -> Option<Waiting> {
+        None
+    }
+
+    /// The bytes that were dirty at the last call of `set_draining(true)` and that the origin does
+    /// not have durably yet, in that version or in a newer one. Later writes of clients do not
+    /// count, so this falls to 0 even if clients never stop.
+    fn left_to_drain(&self) -> u64 {
+        self.dirty().bytes
+    }
+
+    /// Brings the media to rest (closes key sets, stops background work). No bio is in flight, and
+    /// none arrives until `resume`. Background I/O may still be in flight; see `is_idle`.
     fn suspend(&self) -> Result<()> {
         Ok(())
     }
@@ -389,21 +440,29 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         true
     }
 
-    /// Another table is about to take effect: everything that its targets need is on the media. An
-    /// error keeps it from that. `resume` may come after it, if the other table fails.
+    /// Whether, after `suspend`, all acknowledged writes are durable: on the cache device, or on
+    /// the origin if they bypassed the cache. If not, a device failed a flush.
+    fn is_durable(&self) -> bool {
+        true
+    }
+
+    /// Another table is about to take effect: the target writes all state that the new targets need
+    /// to the media. After an error the other table does not take effect. `resume` may follow, if
+    /// the other table fails.
     fn hand_over(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The table takes effect: what it replaces has come to rest, and will not go on. What serves
-    /// in the place of this target, if it was made before its media could be read.
+    /// The table takes effect: the targets that it replaces are at rest, and will not continue. If
+    /// this target was made before its media could be read, this returns the target that serves in
+    /// its place.
     fn take_effect(&self) -> Result<Option<Arc<dyn Target>>> {
         Ok(None)
     }
 
-    /// The device ends: nothing is in flight, nothing will come, and the background is idle. The
-    /// medium may say that no server uses it and that it holds everything. If that fails, the
-    /// medium is left as after the death of the server, and the next server finds what it needs.
+    /// The device ends: no request is in flight or will arrive, and the background is idle. The
+    /// target may mark the medium as detached and complete. If that fails, the medium is left as
+    /// after the death of the server, and the next server recovers from that state.
     fn detach(&self) {}
 
     /// Bios will come again after this.

@@ -22,8 +22,8 @@ pub type Nanos = u64;
 /// One second, as [`Nanos`].
 pub const SECOND: Nanos = 1_000_000_000;
 
-/// Two sizes that a message compares, in rounded units, or in bytes where those would look equal
-/// and are not.
+/// Two sizes for a message that compares them: in rounded units, or in bytes if different sizes
+/// would look equal.
 pub fn human_pair(one: u64, other: u64) -> (String, String) {
     let pair = (human_bytes(one), human_bytes(other));
     if pair.0 != pair.1 || one == other {

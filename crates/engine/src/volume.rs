@@ -1,15 +1,17 @@
-//! A table, opened, with a thread for its background work: all that a program needs to read and
-//! write.
+//! An open table with a thread for its background work: the simplest way to read and write a device
+//! from a program.
 //!
-//! 1. Each opening draws a random name; by it a cache recognises the memory that belongs to it.
-//! 2. What was flushed is durable. What was acknowledged and not flushed survives the death of the
-//!    process, unless the caller gave that up ([`Options::without_memory`]).
+//! 1. Each opening draws a random name, by which a cache recognises the shared memory that belongs
+//!    to it.
+//! 2. Flushed writes are durable. Acknowledged writes that were not flushed survive the death of
+//!    the process, unless the caller opted out ([`Options::without_memory`]).
 //! 3. A volume is open as long as it lives. It closes in order when it is dropped.
 
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use crate::build::{BuildOptions, SystemOpener, build, make_absolute};
 use crate::device::{Device, DeviceState};
 use crate::error::{Error, Kind, Result};
 use crate::local::Local;
@@ -17,7 +19,6 @@ use crate::queue::{Queue, now};
 use crate::sync::Arc;
 use crate::table::Table;
 use crate::units::SECOND;
-use crate::world::{BuildOptions, SystemOpener, build, make_absolute};
 
 /// When a volume closes, requests in flight may take this long to come back.
 const REST_SECONDS_MAX: u64 = 30;
@@ -32,14 +33,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// Memory that survives this process has its files in `folder`, which must exist: what a
-    /// process that died had acknowledged is found by the next one, if it names the same folder and
-    /// the machine was not restarted. A folder in memory, as in `/run`, is best.
+    /// Keeps the shared memory in files in `folder`, which must exist. If the process dies, the
+    /// next one finds the acknowledged writes, if it names the same folder and the machine was not
+    /// restarted. A folder in memory, as in `/run`, is best.
     pub fn with_memory_in(folder: impl Into<PathBuf>) -> Options {
         Options { memory: Some(folder.into()), is_format_forced: false }
     }
 
-    /// All memory is private: when the process dies, what was not flushed is lost, as with the
+    /// Keeps all memory private: when the process dies, unflushed writes are lost, as with the
     /// volatile cache of a disk whose power fails.
     pub fn without_memory() -> Options {
         Options { memory: None, is_format_forced: false }
@@ -61,8 +62,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the devices that `table` names and serves it. `name` is for errors. Paths are relative
-    /// to the current directory. A cache device that holds nothing is formatted.
+    /// Opens the devices that `table` names and serves it. `name` appears in errors. Paths are
+    /// relative to the current directory. An empty cache device is formatted.
     pub fn open(name: &str, table: &str, options: &Options) -> Result<Volume> {
         let device = Device::new(name)?;
         let mut table = Table::parse(table)?;
@@ -75,14 +76,14 @@ impl Volume {
         };
         let fresh = BuildOptions::fresh()?;
         let asked = BuildOptions { force_format: options.is_format_forced, ..fresh };
-        // First, since nothing is open yet that would have to be closed if there is no thread.
+        // Started first: if the thread cannot start, no device has to be closed.
         let background = Queue::background("udm-background", &device)?;
         device.load(build(&table, &opener, &asked)?)?;
         device.resume()?;
         Ok(Volume { device, _background: background, is_closed: false })
     }
 
-    /// A caller to read and write with, for the thread that calls this. There are at most
+    /// A handle to read and write with, for the thread that calls this. There are at most
     /// [`PORTS_MAX`](crate::device::PORTS_MAX) at a time. When the volume has closed, their
     /// requests fail.
     pub fn caller(&self) -> Result<Local> {
@@ -94,10 +95,10 @@ impl Volume {
         &self.device
     }
 
-    /// Closes it: what was acknowledged is durable in the cache or on the origin, and its memory is
-    /// removed. Waits for requests that other callers have in flight. If they do not come back in
-    /// 30 seconds, nothing that was acknowledged is lost, but the next opening has to find the
-    /// memory.
+    /// Closes the volume: acknowledged writes are then durable in the cache or on the origin, and
+    /// the shared memory is removed. Waits for requests that other callers have in flight. If they
+    /// do not end within 30 seconds, no acknowledged write is lost, but the next opening needs the
+    /// shared memory.
     pub fn close(mut self) -> Result<()> {
         self.is_closed = true;
         self.end()
@@ -110,8 +111,8 @@ impl Volume {
             while !self.device.finish_suspend()? {
                 if now() >= deadline {
                     let message = format!(
-                        "{}: requests are not answered after {REST_SECONDS_MAX} s; nothing that \
-                         was completed is lost",
+                        "{}: requests are not answered after {REST_SECONDS_MAX} s; no completed \
+                         write is lost",
                         self.device.name()
                     );
                     return Err(Error::new(Kind::Busy, message));
@@ -119,13 +120,23 @@ impl Volume {
                 thread::sleep(LOOK_EVERY);
             }
         }
-        self.device.remove()
+        let is_durable = self.device.is_durable();
+        self.device.remove()?;
+        if !is_durable {
+            let name = self.device.name();
+            let message = format!(
+                "{name}: closed, but a device of the table failed a flush: data written since the \
+                 last successful flush may be lost"
+            );
+            return Err(Error::new(Kind::Io, message));
+        }
+        Ok(())
     }
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // A thread that panics may hold callers whose requests are not driven any more.
+        // A panicking thread may hold callers whose requests are not driven any more.
         if !self.is_closed && !thread::panicking() {
             // To see an error, call `close`.
             let _ = self.end();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use udm::bio::Op;
 use udm::buffer::Buffer;
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::format::write_whole;
 use udm::cache::metadata::superblock::CLEAN_SHUTDOWN;
@@ -91,7 +91,7 @@ fn fill(disk: &Arc<dyn Disk>) {
     }
 }
 
-/// What is measured: a cache with this many slots, in front of this many blocks for each.
+/// The measured cache: its number of slots, and the number of blocks for each.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     policy: &'static str,
@@ -99,15 +99,15 @@ struct Shape {
     origin_per_slot: u64,
 }
 
-struct Stage {
+struct Fixture {
     cache: Arc<Cache>,
     device: Arc<Device>,
     before: i64,
 }
 
-impl Stage {
+impl Fixture {
     /// A cache of which every slot has a block, just opened.
-    fn new(shape: Shape) -> Stage {
+    fn new(shape: Shape) -> Fixture {
         let Shape { policy, slots, origin_per_slot } = shape;
         let metadata = Arc::new(RamDisk::new((slots * 64).next_multiple_of(PAGE) + (8 << 20), 512));
         let metadata: Arc<dyn Disk> = metadata;
@@ -115,7 +115,7 @@ impl Stage {
         let mut contents = Contents::empty(slots);
         let origin = slots * origin_per_slot;
         for nth in 0..slots {
-            // Any order: the factor and the number of blocks have no common divisor.
+            // Any order: the factor and the number of blocks are coprime.
             contents.mappings[nth as usize] = mapping(Some(nth * 7_654_321 % origin));
         }
         let mut superblock = Superblock::fresh(2, (BLOCK_BYTES / 512) as u32);
@@ -136,7 +136,7 @@ impl Stage {
         let args = TableArgs::parse(&Word::list(&words)).unwrap();
         let cache = Arc::new(Cache::open(args, len, devices, OpenOptions::default()).unwrap());
         let table = LoadedTable::single(cache.clone(), len);
-        Stage { device: Device::with_table("memory", table).unwrap(), cache, before }
+        Fixture { device: Device::with_table("memory", table).unwrap(), cache, before }
     }
 
     fn bytes_per_block(&self, slots: u64) -> f64 {
@@ -146,9 +146,9 @@ impl Stage {
 
 /// Uses a cache: half of the requests go to a twentieth of the blocks that are there at first, and
 /// the others to blocks of the origin, of which some come again. One in eight writes, if any do.
-fn run(stage: &Stage, Shape { slots, origin_per_slot, .. }: Shape, has_writes: bool) {
+fn run(fixture: &Fixture, Shape { slots, origin_per_slot, .. }: Shape, has_writes: bool) {
     let clock = ManualClock::default();
-    let mut local = Local::without_kernel(&stage.device).unwrap().with_background(clock.clone());
+    let mut local = Local::without_kernel(&fixture.device).unwrap().with_background(clock.clone());
     let mut prng = Prng::new(4);
     let mut memory = [5; PAGE as usize];
     let origin = slots * origin_per_slot;
@@ -165,23 +165,23 @@ fn run(stage: &Stage, Shape { slots, origin_per_slot, .. }: Shape, has_writes: b
         }
         if nth % 64 == 0 {
             clock.advance(10_000_000);
-            stage.device.events().work();
+            fixture.device.events().work();
         }
         local.turn();
     }
-    // With its end, memory of requests is freed, which is no memory of blocks.
+    // At its end, memory of requests is freed, which is not memory of blocks.
 }
 
-/// Bytes for each block: of all that is there when the cache was opened, when it was read, and
-/// when it was written to, too. The last may have lists of dirty sectors, of at most 65536 blocks.
+/// Bytes for each block: after the cache was opened, after it was read, and after it was also
+/// written to. The last may have lists of dirty sectors, of at most 65536 blocks.
 fn bytes_of_a_block(shape: Shape) -> [f64; 3] {
-    let stage = Stage::new(shape);
-    let opened = stage.bytes_per_block(shape.slots);
-    run(&stage, shape, false);
-    let read = stage.bytes_per_block(shape.slots);
-    run(&stage, shape, true);
-    println!("{shape:?}: {}", stage.cache.status());
-    [opened, read, stage.bytes_per_block(shape.slots)]
+    let fixture = Fixture::new(shape);
+    let opened = fixture.bytes_per_block(shape.slots);
+    run(&fixture, shape, false);
+    let read = fixture.bytes_per_block(shape.slots);
+    run(&fixture, shape, true);
+    println!("{shape:?}: {}", fixture.cache.status());
+    [opened, read, fixture.bytes_per_block(shape.slots)]
 }
 
 /// Sizes of caches, in slots, and of the origin, in blocks for each slot.

@@ -1,5 +1,5 @@
-//! Many threads on one small cache, with write-back and collection under way: everybody reads
-//! what they wrote, and in the end the backing device has all of it.
+//! Many threads on one small cache, with write-back and collection under way: each thread reads
+//! its own writes, and in the end the backing device has all of them.
 
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use udm::build::{BuildOptions, NamedDevices, build};
 use udm::device::Device;
 use udm::disk::RamDisk;
 use udm::local::{Clock, Local};
@@ -17,14 +18,13 @@ use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
 use udm::table::Table;
 use udm::units::{MIB, Nanos};
-use udm::world::{BuildOptions, NamedDevices, build};
 
 const THREADS: u64 = 5;
 const OPERATIONS: u64 = 20_000;
 /// Bytes of the device that belong to one thread; no multiple of a region.
 const OWN: u64 = 1 << 20;
 
-/// Real time, fast enough that nothing waits for seconds to pass.
+/// Real time, fast enough that waits for seconds are short.
 struct Fast(Instant);
 
 impl Clock for Fast {
@@ -47,7 +47,7 @@ fn fill(at: u64, nth: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Panics unless both are the same; says what is there instead.
+/// Panics unless both are the same, with the data that was found.
 fn compare(what: &str, at: u64, found: &[u8], expected: &[u8]) {
     let head = |bytes: &[u8]| {
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
@@ -121,10 +121,10 @@ fn share(table: &str, unit: u64, seed: u64) {
     let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
         scope.spawn(|| {
             let clock = Fast(Instant::now());
-            let mut keeper = Local::without_kernel(&device).unwrap().with_background(clock);
+            let mut shared_store = Local::without_kernel(&device).unwrap().with_background(clock);
             while !is_over.load(Ordering::Relaxed) || device.dirty().bytes > 0 {
                 device.set_draining(is_over.load(Ordering::Relaxed));
-                keeper.turn();
+                shared_store.turn();
                 std::thread::sleep(Duration::from_micros(20));
             }
         });
@@ -184,7 +184,7 @@ fn threads_share_a_small_cache() {
 
 /// For `THREADS_SECONDS`, from `THREADS_SEED`: threads meet otherwise each time.
 #[test]
-#[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
+#[ignore = "runs for a given time: scripts/soak.sh runs it"]
 fn soak() {
     let number = |name: &str| std::env::var(name).ok().map(|word| word.parse::<u64>().unwrap());
     let end = Instant::now() + Duration::from_secs(number("THREADS_SECONDS").unwrap_or(10));

@@ -1,14 +1,18 @@
-//! The rules of the house, kept by a test: what a reader may rely on without looking.
+//! The rules of the code and the documents, kept by a test, so that readers may rely on them.
 
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
 
+#[path = "tidy/circles.rs"]
+mod circles;
 #[path = "tidy/formats.rs"]
 mod formats;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 #[path = "tidy/structs.rs"]
 mod structs;
+#[path = "tidy/style.rs"]
+mod style;
 #[path = "tidy/words.rs"]
 mod words;
 
@@ -18,32 +22,33 @@ use std::path::{Path, PathBuf};
 const LINE_CHARS_MAX: usize = 100;
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
-/// What a newcomer can read in ten minutes, in bytes.
-const FIRST_PAGES: [(&str, usize); 2] = [("README.md", 10 << 10), ("ARCHITECTURE.md", 12 << 10)];
+/// The size that a newcomer can read in ten minutes, in bytes.
+const FIRST_PAGES: [(&str, usize); 2] = [("README.md", 10 << 10), ("ARCHITECTURE.md", 16 << 10)];
 
 /// The only files with `unsafe` code.
-const UNSAFE_FILES: [&str; 24] = [
+const UNSAFE_FILES: [&str; 25] = [
     "crates/bench/src/cpu.rs",
     "crates/bench/src/heap.rs",
     "crates/bench/src/libpmem.rs",
     "crates/bench/src/loopdev.rs",
     "crates/bench/src/perf.rs",
     "crates/capi/src/ffi.rs",
+    "crates/capi/src/forked.rs",
     "crates/capi/src/memory.rs",
     "crates/engine/src/buffer.rs",
     "crates/engine/src/disk/pagecache.rs",
-    "crates/engine/src/foreign.rs",
-    "crates/engine/src/near.rs",
+    "crates/engine/src/pmem/client_memory.rs",
+    "crates/engine/src/base/prefetch.rs",
     "crates/engine/src/pmem/copy.rs",
     "crates/engine/src/pmem/copy_tests.rs",
     "crates/engine/src/pmem/copy_x86.rs",
     "crates/engine/src/pmem/dax.rs",
     "crates/engine/src/pmem/dax_tests.rs",
-    "crates/engine/src/pmem/sink.rs",
+    "crates/engine/src/pmem/copy_target.rs",
     "crates/engine/src/probe/blkid.rs",
     "crates/engine/src/ring/kernel.rs",
     "crates/engine/src/shm.rs",
-    "crates/engine/src/sigbus.rs",
+    "crates/engine/src/pmem/sigbus.rs",
     "crates/engine/tests/cache_memory.rs",
     "crates/engine/tests/hotpath.rs",
     "lab/memory.rs",
@@ -68,7 +73,9 @@ const WORLDLY_WORDS: [&str; 8] = [
 ];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    // At run time: a binary that another checkout has built checks the present one.
+    let crate_dir = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    Path::new(&crate_dir).join("../..").canonicalize().unwrap()
 }
 
 /// Every Rust file of the project, with its path from the root.
@@ -94,7 +101,7 @@ fn sources() -> Vec<(String, String)> {
     found
 }
 
-/// Applies `rule` to each line of each file; it says what is wrong, if anything.
+/// Applies `rule` to each line of each file; it returns the error in a line, if there is one.
 fn check_lines(rule: impl Fn(&str, &str) -> Option<String>) {
     let mut wrong = Vec::new();
     for (name, text) in sources() {
@@ -208,7 +215,7 @@ fn documents() -> Vec<(String, String)> {
     found
 }
 
-/// What a document links to, as paths from the root.
+/// The links of a document, as paths from the root.
 fn links_of(name: &str, text: &str) -> Vec<PathBuf> {
     let folder = root().join(name).parent().unwrap().to_owned();
     let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
@@ -217,7 +224,7 @@ fn links_of(name: &str, text: &str) -> Vec<PathBuf> {
     paths.filter(is_local).map(|path| folder.join(path)).collect()
 }
 
-/// The files of the project that a document names, as they stand there.
+/// The files of the project that a document names, as written there.
 fn files_named_in(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|word| {

@@ -1,33 +1,40 @@
-//! Sockets that the parent process made for this one: socket activation, as systemd does it.
+//! Sockets that the parent process opened for this one: socket activation, as systemd does it.
 //!
-//! A door at the address of such a socket listens there instead of making one of its own. The
-//! socket outlives the server, so clients that come while there is none wait and are not refused.
-//! Its file, mode and owner are those that the other side gave it.
+//! An export at the address of such a socket listens there instead of opening its own. The socket
+//! outlives the server, so clients that connect between two servers wait instead of being refused.
+//! The parent sets the file, mode and owner of the socket.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use listenfd::ListenFd;
 use rustix::net::sockopt;
 use udm::error::{Error, Kind, Result};
 use udm::sync::{Mutex, lock};
 
-use crate::nbd::uri::Place;
-use crate::uri::Uri;
-
-/// Most sockets that are taken; systemd's own limit is larger than any use.
+/// Maximum number of sockets taken; systemd's own limit is larger than any use.
 const PASSED_MAX: usize = 64;
 
-/// A socket that listens already.
+/// The address at which an export listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+/// A listening socket.
 #[derive(Debug)]
 enum Passed {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
 
-/// Kept for as long as the process lives: a door that is closed and opened again finds it there.
+/// Kept for the life of the process: an export that is closed and opened again finds its socket
+/// here.
 static PASSED: Mutex<Vec<Passed>> = Mutex::new(Vec::new());
 
 impl Passed {
@@ -45,19 +52,14 @@ impl Passed {
         }
     }
 
-    /// Whether a door at `uri` listens here.
-    fn is_for(&self, uri: &Uri) -> bool {
-        match uri {
-            Uri::Nbd(uri) => match &uri.place {
-                Place::Unix(path, _) => self.is_at_path(path),
-                Place::Tcp { address, .. } => self.is_at_address(*address),
-            },
-            Uri::Vhost(uri) => self.is_at_path(&uri.path),
-            Uri::Ublk(_) => false,
+    fn is_at(&self, address: &Address) -> bool {
+        match address {
+            Address::Unix(path) => self.is_at_path(path),
+            Address::Tcp(address) => self.is_at_address(*address),
         }
     }
 
-    /// Where it listens, for messages.
+    /// The address, for messages.
     fn place(&self) -> String {
         match self {
             Passed::Unix(it) => match it.local_addr() {
@@ -71,7 +73,7 @@ impl Passed {
         }
     }
 
-    /// Lets its users wait in it. Returns whether it listens.
+    /// Makes the socket blocking. Returns whether it listens.
     fn prepare(&self) -> std::io::Result<bool> {
         match self {
             Passed::Unix(it) => it.set_nonblocking(false)?,
@@ -83,7 +85,7 @@ impl Passed {
         })
     }
 
-    /// One of its own, in which its users wait.
+    /// Duplicates the socket, in blocking mode.
     fn duplicate(&self) -> std::io::Result<OwnedFd> {
         self.prepare()?;
         Ok(match self {
@@ -93,12 +95,12 @@ impl Passed {
     }
 }
 
-/// The socket that was passed for a path, if there is one.
+/// Returns the socket that was passed for a path.
 pub(crate) fn at_path(path: &Path) -> Result<Option<OwnedFd>> {
     find(|passed| passed.is_at_path(path))
 }
 
-/// The socket that was passed for an address, if there is one.
+/// Returns the socket that was passed for an address.
 pub(crate) fn at_address(address: SocketAddr) -> Result<Option<OwnedFd>> {
     find(|passed| passed.is_at_address(address))
 }
@@ -115,20 +117,20 @@ pub fn is_asked() -> bool {
     std::env::var("LISTEN_PID").is_ok_and(|pid| pid == own) && std::env::var("LISTEN_FDS").is_ok()
 }
 
-/// Takes the sockets that were passed to this process (`LISTEN_FDS`, `LISTEN_PID`), for doors at
-/// `uris`. Call it once, before the first door opens.
+/// Takes the sockets that were passed to this process (`LISTEN_FDS`, `LISTEN_PID`) for exports at
+/// `addresses`. Call this once, before the first export opens.
 ///
 /// # Errors
-/// Something that was passed is no stream socket that listens, or none of `uris` is its address: a
-/// client that connects there would wait for ever.
-pub fn take(uris: &[Uri]) -> Result<()> {
+/// Returns an error if a passed descriptor is not a listening stream socket, or if its address is
+/// not in `addresses`: clients that connect there would wait indefinitely.
+pub fn take(addresses: &[Address]) -> Result<()> {
     if !is_asked() {
         return Ok(());
     }
     let mut passed = ListenFd::from_env();
     let count = passed.len();
     if count > PASSED_MAX {
-        let message = format!("{count} sockets were passed; at most {PASSED_MAX} are taken");
+        let message = format!("{count} sockets were passed, but at most {PASSED_MAX} can be used");
         return Err(Error::new(Kind::Invalid, message));
     }
     for nth in 0..count {
@@ -139,14 +141,14 @@ pub fn take(uris: &[Uri]) -> Result<()> {
             Some(socket) => match socket.prepare() {
                 Err(error) => format!("cannot be used: {error}"),
                 Ok(false) => "does not listen".into(),
-                Ok(true) if !uris.iter().any(|uri| socket.is_for(uri)) => {
-                    format!("listens at {}, and no --export is there", socket.place())
+                Ok(true) if !addresses.iter().any(|address| socket.is_at(address)) => {
+                    format!("listens at {}, but no --export has this address", socket.place())
                 }
                 Ok(true) => String::new(),
             },
         };
         if !wrong.is_empty() {
-            let message = format!("file descriptor {} of those that were passed {wrong}", 3 + nth);
+            let message = format!("the passed socket with file descriptor {} {wrong}", 3 + nth);
             return Err(Error::new(Kind::Invalid, message));
         }
         lock(&PASSED).extend(socket);

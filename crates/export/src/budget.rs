@@ -1,16 +1,16 @@
-//! Memory shared by all clients. Each client has a small amount of its own, so that others can
-//! never shut it out; what its requests and replies hold beyond that comes out of one budget.
+//! Memory shared by all clients. Each client has a small amount of its own, so that other clients
+//! cannot lock it out. Memory beyond that amount comes from one shared budget.
 
 use udm::sync::statics::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that each client may hold outside the budget.
 pub const FREE_BYTES: usize = 1 << 20;
-/// Bytes of the budget of this process, for what clients hold beyond their own amount.
+/// Budget of this process, in bytes, for memory beyond the clients' own amounts.
 pub const BUDGET_BYTES: usize = 512 << 20;
 /// A request that finds no memory for this long is refused.
 pub const STARVED_SECONDS_MAX: u64 = 5;
 
-/// A number of bytes to be shared.
+/// An amount of memory that clients share.
 #[derive(Debug)]
 pub struct Budget {
     max: usize,
@@ -21,12 +21,12 @@ pub struct Budget {
 pub static BUDGET: Budget = Budget::new(BUDGET_BYTES);
 
 impl Budget {
-    /// `max` bytes, none of which is used.
+    /// A budget of `max` bytes, all unused.
     pub const fn new(max: usize) -> Budget {
         Budget { max, used: AtomicUsize::new(0) }
     }
 
-    /// Takes `bytes`, if this many are left.
+    /// Takes `bytes`, if that many are left. Returns whether it did.
     fn take(&self, bytes: usize) -> bool {
         let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.max);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -50,12 +50,13 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing yet.
+    /// A share that holds no memory.
     pub fn of(budget: &'static Budget) -> Share {
         Share { budget, taken: 0 }
     }
 
-    /// The client is to hold `bytes` in all. Returns whether it may; if not, nothing has changed.
+    /// Raises the client's memory to `bytes`. Returns whether the budget allows that; if not, the
+    /// share is unchanged.
     pub fn grow(&mut self, bytes: usize) -> bool {
         let wanted = bytes.saturating_sub(FREE_BYTES);
         let more = wanted.saturating_sub(self.taken);
@@ -66,7 +67,7 @@ impl Share {
         true
     }
 
-    /// The client holds no more than `bytes`.
+    /// Lowers the client's memory to at most `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         let less = self.taken.saturating_sub(bytes.saturating_sub(FREE_BYTES));
         if less > 0 {

@@ -1,7 +1,7 @@
-//! Which doors work on this machine, found by trying each as far as it goes without a device.
+//! Finds the exports that work on this machine: it tries each as far as possible without a device.
 //!
-//! What is tried is undone before the answer: sockets are closed, their files removed, and no disk
-//! is made. Nothing is concluded from a version.
+//! Each try is undone before it returns: sockets are closed, their files removed, and no disk is
+//! created. No check relies on a version number.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,37 +20,37 @@ use crate::socket::{self, Access};
 use crate::ublk;
 use crate::vhost::{memory::Memory, proto::Region};
 
-/// What came of a try.
+/// The result of a try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What was tried.
+    /// The name of the check.
     pub name: &'static str,
     /// Whether it works.
     pub works: bool,
-    /// How it works, or why it does not.
+    /// The method that works, or the reason of the failure.
     pub what: String,
     /// The setting or package that would help.
     pub help: Option<String>,
 }
 
 impl Check {
-    /// It works, and how.
+    /// A check that works, with the method.
     pub fn good(name: &'static str, what: impl Into<String>) -> Check {
         Check { name, works: true, what: what.into(), help: None }
     }
 
-    /// It does not work, and why.
+    /// A check that failed, with the reason.
     pub fn bad(name: &'static str, what: impl Into<String>) -> Check {
         Check { name, works: false, what: what.into(), help: None }
     }
 
-    /// The same with what would help, if it does not work.
+    /// Adds help, if the check has failed.
     pub fn or(self, help: impl Into<String>) -> Check {
         let help = Some(help.into()).filter(|_| !self.works);
         Check { help: self.help.or(help), ..self }
     }
 
-    /// What a try came to.
+    /// Turns the result of a try into a check.
     pub fn of(name: &'static str, result: Result<String>) -> Check {
         match result {
             Ok(what) => Check::good(name, what),
@@ -58,7 +58,7 @@ impl Check {
         }
     }
 
-    /// It does not work, by the words of an error; the part after `; ` is what would help.
+    /// A failed check from an error's text; the part after `; ` becomes the help.
     pub fn refused(name: &'static str, text: &str) -> Check {
         match text.split_once("; ") {
             Some((what, help)) => Check::bad(name, what).or(help),
@@ -67,21 +67,21 @@ impl Check {
     }
 }
 
-/// Doors, as `doors` calls them.
-const DOORS: [&str; 5] = ["ublk", "vhost-user", "nbd+unix", "nbd", "nbds"];
+/// The exports, by the names that `exports` uses.
+const EXPORTS: [&str; 5] = ["ublk", "vhost-user", "nbd+unix", "nbd", "nbds"];
 
-/// Every door, where no server can start for want of `what`.
-pub fn no_doors(what: &str, help: &str) -> Vec<Check> {
-    DOORS.map(|name| Check::bad(name, what).or(help)).into()
+/// Fails every export, because servers cannot start without `what`.
+pub fn no_exports(what: &str, help: &str) -> Vec<Check> {
+    EXPORTS.map(|name| Check::bad(name, what).or(help)).into()
 }
 
-/// Tries every door. `home` is a directory of this user alone.
-pub fn doors(home: &Path) -> Vec<Check> {
-    // Every door is served through one.
+/// Tries every export. `home` is a directory that only this user may access.
+pub fn exports(home: &Path) -> Vec<Check> {
+    // Every export is served through a ring.
     if let Err(error) = ring() {
-        return no_doors("without io_uring nothing is served", &io_uring_help(&error));
+        return no_exports("udm needs io_uring to serve devices", &io_uring_help(&error));
     }
-    let [ublk_, vhost_, unix, tcp, tls] = DOORS;
+    let [ublk_, vhost_, unix, tcp, tls] = EXPORTS;
     vec![
         Check::of(ublk_, ublk()),
         Check::of(vhost_, vhost(home)),
@@ -91,7 +91,7 @@ pub fn doors(home: &Path) -> Vec<Check> {
     ]
 }
 
-/// The way in which this process uses io_uring.
+/// Checks how this process can use io_uring.
 pub fn io_uring() -> Check {
     match ring() {
         Ok(way) => Check::good("io_uring", way),
@@ -101,10 +101,10 @@ pub fn io_uring() -> Check {
 
 fn ring() -> Result<String> {
     let way = Ring::<()>::new(8)?.way().to_owned();
-    // ublk gives commands, whose entries are longer.
+    // ublk issues commands, whose entries are longer.
     let commands = match Ring::<()>::with_commands(8) {
         Ok(_) => "",
-        Err(_) => "; no commands (Linux 5.19), so no ublk",
+        Err(_) => "; without commands (Linux 5.19), so ublk does not work",
     };
     Ok(format!("{way}{commands}"))
 }
@@ -126,25 +126,25 @@ fn ublk() -> Result<String> {
     let features = ublk::control::Control::open()?.features()?;
     let has = |bit, words| if features & bit != 0 { words } else { "" };
     Ok(format!(
-        "the driver makes disks that outlive a killed server{}{}",
+        "the driver creates disks that survive a killed server{}{}",
         has(ublk::proto::feature::UPDATE_SIZE, ", and grow"),
-        has(ublk::proto::feature::QUIESCE, ", and are handed over in order"),
+        has(ublk::proto::feature::QUIESCE, ", and are handed over cleanly"),
     ))
 }
 
-/// A client's memory, its bells and its socket.
+/// Tries a client's memory, its eventfds and its socket.
 fn vhost(home: &Path) -> Result<String> {
     share(MemfdFlags::CLOEXEC, MIB)?;
     let _bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
         .map_err(|errno| failed("making", "an eventfd", errno))?;
     listen_unix(home, "vhost")?;
-    Ok("memory of memfds, eventfds and Unix sockets".into())
+    Ok("memfd, eventfd and Unix sockets work".into())
 }
 
-/// Memory of huge pages for virtual machines, of which the door needs none.
+/// Checks huge pages for the memory of virtual machines. The export does not need them.
 pub fn huge_pages() -> Check {
     let works = share(MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB, 2 * MIB);
-    let works = works.map(|()| "virtual machines' memory may be of 2 MiB pages".into());
+    let works = works.map(|()| "virtual machines may use pages of 2 MiB".into());
     Check::of("huge pages", works).or("`sysctl vm.nr_hugepages=N`; vhost-user works without")
 }
 
@@ -153,7 +153,7 @@ fn share(flags: MemfdFlags, bytes: u64) -> Result<()> {
     let failed = |errno| failed("making", "a memfd", errno);
     let file: OwnedFd = memfd_create("udm-doctor", flags).map_err(failed)?;
     ftruncate(&file, bytes).map_err(failed)?;
-    // A huge page that is not there would be missed with the first access, by a signal.
+    // Without this, the first access to a missing huge page would raise a signal.
     fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
     let region = Region { guest: 0, len: bytes, user: 0, offset: 0 };
     Memory::default()
@@ -163,13 +163,14 @@ fn share(flags: MemfdFlags, bytes: u64) -> Result<()> {
 
 fn nbd_unix(home: &Path) -> Result<String> {
     listen_unix(home, "nbd")?;
-    Ok("programs of this host, as many users as the socket's mode lets in".into())
+    Ok("programs of this host, of users that the socket's mode admits".into())
 }
 
-/// Makes a socket as doors do, and connects to it.
+/// Opens a socket as exports do, and connects to it.
 fn listen_unix(home: &Path, kind: &str) -> Result<()> {
     let path = home.join(format!("doctor-{}.{kind}", std::process::id()));
-    let (_socket, _file) = socket::listen_unix(&path, &Access::default())?;
+    let (socket, _file) = socket::bind_unix(&path, &Access::default())?;
+    socket::begin_to_listen(&socket, path.display())?;
     UnixStream::connect(&path)
         .map_err(|error| Error::from_io("connecting to", path.display(), error))?;
     Ok(())
@@ -179,9 +180,9 @@ fn nbd_tcp() -> Result<String> {
     let v4 = connect_to_self(SocketAddr::from(([127, 0, 0, 1], 0)));
     let v6 = connect_to_self(SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 0)));
     match (v4, v6) {
-        (Ok(()), Ok(())) => Ok("this host, by IPv4 and IPv6".into()),
-        (Ok(()), Err(_)) => Ok("this host, by IPv4; no IPv6 here".into()),
-        (Err(_), Ok(())) => Ok("this host, by IPv6; no IPv4 here".into()),
+        (Ok(()), Ok(())) => Ok("this host, with IPv4 and IPv6".into()),
+        (Ok(()), Err(_)) => Ok("this host, with IPv4 only".into()),
+        (Err(_), Ok(())) => Ok("this host, with IPv6 only".into()),
         (Err(error), Err(_)) => Err(Error::from_io("listening at", "127.0.0.1", error)),
     }
 }
@@ -197,7 +198,7 @@ fn nbd_tls() -> Result<String> {
     Ok("other hosts, encrypted, with the certificates of ?tls=FOLDER".into())
 }
 
-/// Whether the certificates in `folder` are good for `?tls=FOLDER`; `None` if there are none.
+/// Whether the certificates in `folder` work for `?tls=FOLDER`; `None` if there are none.
 pub fn certificates(folder: &Path) -> Option<Check> {
     let is_there = folder.join(nbd::tls::CERTIFICATE).exists();
     let tls = Tls { folder: folder.into(), takes_any_client: false };
@@ -207,4 +208,32 @@ pub fn certificates(folder: &Path) -> Option<Check> {
 
 fn failed(doing: &str, what: &str, errno: rustix::io::Errno) -> Error {
     Error::from_io(doing, what, errno.into())
+}
+
+/// The file system that holds `path`: type and source, as the kernel lists them.
+pub fn file_system(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut best = ("", "unknown", "");
+    for line in mounts.lines() {
+        let mut fields = line.split(' ');
+        let (Some(source), Some(place), Some(kind)) = (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        if path.starts_with(place) && place.len() >= best.0.len() {
+            best = (place, kind, source);
+        }
+    }
+    format!("{} ({})", best.1, best.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_are_found() {
+        assert!(file_system(Path::new("/proc")).starts_with("proc ("));
+    }
 }

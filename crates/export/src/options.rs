@@ -1,10 +1,10 @@
-//! The words after `?` in a door's address, joined by `&`.
+//! The options after `?` in an export's address, joined by `&`.
 
-/// Options that have not been taken.
+/// The options that were not taken yet.
 pub struct Options<'a>(Vec<&'a str>);
 
 impl<'a> Options<'a> {
-    /// The options in `words`, or which one comes twice.
+    /// Parses the options. The error names an option that occurs twice.
     pub fn parse(words: &'a str) -> Result<Options<'a>, String> {
         let words: Vec<&str> = words.split('&').filter(|word| !word.is_empty()).collect();
         let name = |word: &'a str| word.split('=').next();
@@ -16,25 +16,25 @@ impl<'a> Options<'a> {
         Ok(Options(words))
     }
 
-    /// The value of `name=VALUE`, if it is there.
+    /// Takes the value of `name=VALUE`, if it is there.
     pub fn take(&mut self, name: &str) -> Option<&'a str> {
         let value = |word: &&'a str| word.strip_prefix(name)?.strip_prefix('=');
         let at = self.0.iter().position(|word| value(word).is_some())?;
         value(&self.0.remove(at))
     }
 
-    /// Whether the word `name` is there.
+    /// Takes the option `name`. Returns whether it was there.
     pub fn take_flag(&mut self, name: &str) -> bool {
         let count = self.0.len();
         self.0.retain(|word| *word != name);
         self.0.len() < count
     }
 
-    /// An error if there are more. `known` says what could have been there.
+    /// Returns an error if an option is left. `known` lists the valid options.
     pub fn end(self, known: &str) -> Result<(), String> {
         match self.0.first() {
             None => Ok(()),
-            Some(word) => Err(format!("has {word:?}, which means nothing there: {known}")),
+            Some(word) => Err(format!("has the unknown option {word:?}: {known}")),
         }
     }
 }

@@ -1,17 +1,20 @@
-//! The address of a door, as users write it. The scheme says what kind of door.
+//! The address of an export, as users write it. The scheme selects the kind of export.
 
 use std::fmt;
 use std::str::FromStr;
 
 use udm::error::{Error, Kind, Result};
 
-use crate::{nbd, ublk, vhost};
+use crate::activation::Address;
+use crate::nbd::uri as nbd;
+use crate::ublk::uri as ublk;
+use crate::vhost::uri as vhost;
 
-/// All forms, for people.
+/// All forms, for messages.
 pub const FORMS: &str = "ublk:[NUMBER], nbd+unix:///PATH, nbd://ADDR:PORT[/NAME], \
     nbds://ADDR:PORT?tls=FOLDER, or vhost-user:///PATH[?poll=never]";
 
-/// The address of a door.
+/// The address of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
     /// `nbd+unix:///PATH`, `nbd://ADDR:PORT`, or one of them with `nbds`.
@@ -23,8 +26,8 @@ pub enum Uri {
 }
 
 impl Uri {
-    /// Whether `text` names this place: as it was opened, without its options, or as clients write
-    /// it.
+    /// Whether `text` names this address: as it was opened, without its options, or as clients
+    /// write it.
     pub fn is_at(&self, text: &str) -> bool {
         let own = self.to_string();
         let bare = match self {
@@ -34,7 +37,19 @@ impl Uri {
         text == own || text == bare || text == self.for_clients()
     }
 
-    /// The same in the form that clients take.
+    /// The address of its socket, if it listens at one.
+    pub fn socket(&self) -> Option<Address> {
+        match self {
+            Uri::Nbd(uri) => Some(match &uri.place {
+                nbd::Place::Unix(path, _) => Address::Unix(path.clone()),
+                nbd::Place::Tcp { address, .. } => Address::Tcp(*address),
+            }),
+            Uri::Ublk(_) => None,
+            Uri::Vhost(uri) => Some(Address::Unix(uri.path.clone())),
+        }
+    }
+
+    /// Returns the form of the address that clients accept.
     pub fn for_clients(&self) -> String {
         match self {
             Uri::Nbd(uri) => uri.for_clients(),
@@ -48,13 +63,13 @@ impl FromStr for Uri {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Uri> {
-        if text.starts_with(vhost::uri::SCHEME) {
+        if text.starts_with(vhost::SCHEME) {
             return text.parse().and_then(vhost::Uri::for_server).map(Uri::Vhost);
         }
-        if text.starts_with(ublk::uri::SCHEME) {
+        if text.starts_with(ublk::SCHEME) {
             return text.parse().map(Uri::Ublk);
         }
-        if text.starts_with(nbd::uri::SCHEME) {
+        if text.starts_with(nbd::SCHEME) {
             return text.parse().map(Uri::Nbd);
         }
         Err(Error::new(Kind::Invalid, format!("export {text:?} is none of {FORMS}")))

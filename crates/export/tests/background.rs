@@ -1,5 +1,5 @@
-//! Clients of a device whose answers depend on its background: parked requests go on, and nobody
-//! who leaves or stops meanwhile is stuck.
+//! Clients of a device whose answers depend on its background: parked requests continue, even if
+//! other clients disconnect or the export stops meanwhile.
 
 #![allow(clippy::unwrap_used)]
 

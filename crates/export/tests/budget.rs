@@ -67,10 +67,10 @@ fn clients_share_one_budget_and_who_finds_nothing_left_is_told() {
     while refused == 0 && start.elapsed() < Duration::from_secs(20) {
         refused = greedy.iter_mut().filter_map(|client| is_refused(client).then_some(())).count();
     }
-    assert!(refused > 0, "nobody is told that there is no memory");
+    assert!(refused > 0, "no client gets the error ENOMEM");
     while !served.device.finish_suspend().unwrap() {}
     served.device.resume().unwrap();
-    // A small request needs nothing of it.
+    // A small request does not use the budget.
     served.client().check();
     drop(greedy);
     served.wait_until("all is given back", |_| BUDGET.used() == 0);

@@ -14,16 +14,17 @@ use udm::buffer::BufferPool;
 use udm::error::Status;
 use udm::queue::Conversation;
 use udm_export::nbd::connection::Connection;
-use udm_export::nbd::handshake::Export;
+use udm_export::nbd::handshake::ExportInfo;
 use udm_export::nbd::proto::Violation;
 
 const SIZE: u64 = 4 << 20;
 
-fn export(size_bytes: u64) -> Export {
-    Export {
+fn export(size_bytes: u64) -> ExportInfo {
+    ExportInfo {
         name: "disk".into(),
         size_bytes,
         block_bytes: 512,
+        minimum_bytes: 512,
         has_discard: true,
         is_read_only: false,
         needs_tls: false,
@@ -37,11 +38,11 @@ struct Bench {
     bios: VecDeque<Bio>,
     device: Vec<u8>,
     sent: Vec<u8>,
-    /// What was asked of the device: operation, FUA, length.
+    /// The requests to the device: operation, FUA, length.
     log: Vec<(Op, bool, u64)>,
     /// Bios stay in flight.
     is_held: bool,
-    /// Nothing is read from the server.
+    /// The client does not read from the server.
     is_unread: bool,
 }
 
@@ -263,6 +264,12 @@ fn script(is_structured: bool) -> (Vec<u8>, Vec<Reply>) {
     let status = if is_structured { &extent[..] } else { &[] };
     ask(common::request(8, 7, 22, 0, 4096), of_structured(0), status);
     ask(common::write(1 << 9, 23, 0, &data), 22, &[]);
+    // Beyond the end: a trim, a prefetch and a block status are mistakes, not a lack of space.
+    for (cookie, command) in [(24, 4), (26, 5), (28, 7)] {
+        ask(common::request(0, command, cookie, end, 1024), 22, &[]);
+        ask(common::request(0, command, cookie + 1, SIZE, 512), 22, &[]);
+    }
+    ask(common::request(0, 6, 30, SIZE, 512), 28, &[]);
     (bytes, replies)
 }
 
@@ -350,7 +357,7 @@ fn the_error_of_any_piece_is_the_answer_and_the_last_thing_done() {
             bench.connection.finished(bio, &mut bench.bios, &mut bench.pool);
             bench.work();
         }
-        assert_eq!(bench.bios.len(), 0, "nothing is done behind an error");
+        assert_eq!(bench.bios.len(), 0, "requests behind an error are not served");
         let mut rest = &bench.sent[before..];
         let reply = common::take_reply(&mut rest, |_| 0);
         assert_eq!((reply.cookie, reply.error, rest.len()), (77, 28, 0));
@@ -464,7 +471,7 @@ fn a_slow_handshake_is_cut_off_and_a_slow_session_is_not() {
     let mut bench = Bench::new(SIZE);
     bench.feed(&common::usual_handshake(true), 999);
     assert_eq!(bench.connection.tick(500 * second), None);
-    // Somebody who says good-bye and does not read its answers is cut off as well.
+    // A client that disconnects without reading its answers is cut off as well.
     bench.is_unread = true;
     let farewell = [common::request(0, 0, 1, 0, 512), common::request(0, 2, 2, 0, 0)].concat();
     bench.feed(&farewell, 999);

@@ -1,4 +1,4 @@
-//! An origin that begins to fail under a served pcache, and heals: nothing is lost, the pauses
+//! An origin that begins to fail under a served pcache, and heals: no data is lost, the pauses
 //! between tries grow, reads of cached data go on, and in the end the origin has everything.
 //!
 //! All of it over NBD and with the real background queue; only the devices are simulated.
@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use udm::bio::Op;
+use udm::build::{self, BuildOptions, NamedDevices};
 use udm::device::Device;
 use udm::disk::{Disk, DiskIo, DiskLimits, RamDisk, Ring};
 use udm::error::Status;
@@ -23,7 +24,6 @@ use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::table::Table;
 use udm::target::FactValue;
-use udm::world::{self, BuildOptions, NamedDevices};
 use udm_export::nbd::Server;
 
 const MIB: usize = 1 << 20;
@@ -42,7 +42,7 @@ struct Origin {
     refused: Mutex<Vec<Op>>,
     /// When it refused something.
     refusals: Mutex<Vec<Instant>>,
-    /// What it carried out last.
+    /// The last operation that it carried out.
     last: Mutex<Option<Op>>,
 }
 
@@ -85,7 +85,7 @@ impl Cached {
         let table = Table::parse(&format!("0 {} pcache /cache /origin", DEVICE / 512)).unwrap();
         let geometry = Some(Geometry { segment_bytes: SEGMENT, device_bytes_min: 0 });
         let options = BuildOptions { geometry, ..BuildOptions::named(1) };
-        let table = world::build(&table, &devices, &options).unwrap();
+        let table = build::build(&table, &devices, &options).unwrap();
         let device = Device::with_table("cached", table).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let uri = format!("nbd+unix://{}/socket", folder.path().display()).parse().unwrap();
@@ -108,7 +108,7 @@ impl Cached {
         match &fact.value {
             FactValue::Number(number) => *number,
             FactValue::Flag(flag) => u64::from(*flag),
-            other => panic!("{name} is no number: {other:?}"),
+            other => panic!("{name} is not a number: {other:?}"),
         }
     }
 
@@ -141,7 +141,7 @@ impl Drop for Cached {
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(start.elapsed() < PATIENCE, "timeout while waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -194,7 +194,7 @@ fn an_origin_that_refuses(ops: &[Op]) {
     assert!(cached.fact("writeback_pause_ms") >= 800);
     assert!(cached.fact("writeback_failures_total") >= 5);
 
-    // Clients notice nothing: reads of what is cached, writes and flushes go on.
+    // Clients are not affected: reads of cached data, writes and flushes continue.
     assert!(read(&mut client, 0, 2 * MIB).unwrap() == model[..2 * MIB]);
     write(&mut client, &mut model, MIB / 4, MIB, 3);
     flush(&mut client);
@@ -208,7 +208,7 @@ fn an_origin_that_refuses(ops: &[Op]) {
     assert!(!cached.device.dirty().is_failing);
     assert_eq!((cached.fact("writeback_is_failing"), cached.fact("writeback_pause_ms")), (0, 0));
     assert!(cached.origin.ram.image() == model, "the origin has every write, the last one");
-    assert_eq!(*cached.origin.last.lock().unwrap(), Some(Op::Flush), "and was told to keep it");
+    assert_eq!(*cached.origin.last.lock().unwrap(), Some(Op::Flush), "and got a flush");
     assert_eq!(read(&mut client, UNCACHED, 4096), Ok(vec![0xEE; 4096]));
 }
 

@@ -1,10 +1,12 @@
-//! What is durable when its answer comes: a disk that keeps its flushes back until somebody reads a
+//! The durability of answered requests: a disk delays its flushes until a client reads a
 //! certain sector. Answers come in the order in which things end, so a flush, or a request with
 //! FUA, that is answered before that read has not waited for the disk.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/front.rs"]
+mod front;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,10 +14,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use common::FUA;
+use front::Front;
 use udm::bio::Op;
 use udm::disk::{Disk, DiskIo, DiskLimits, RamDisk, Ring};
 use udm::sync::Arc;
 use udm_export::nbd::Server;
+use udm_export::vhost;
+use udm_export::vhost::poll::Poll;
 
 const SIZE: u64 = 1 << 20;
 /// A read of this sector lets the flushes go.
@@ -100,5 +105,45 @@ fn what_has_fua_is_answered_when_the_disk_has_flushed() {
     let zeroes = common::request(FUA, 6, HELD_COOKIE, 8192, 4096);
     for request in [write, trim, zeroes] {
         assert_eq!(answers(&request), [WRITE_COOKIE, KEY_COOKIE, HELD_COOKIE]);
+    }
+}
+
+/// Which answers come to a driver with these features, in order: to a request of this kind and with
+/// this data, which changes the disk, and to the read that lets the disk's flushes go.
+fn answers_to_a_driver(features: u64, (kind, data): (u32, &[u8])) -> Vec<u64> {
+    let ram = RamDisk::new(SIZE, 512);
+    let disk = Arc::new(Hesitant { ram, flushes: Mutex::default() });
+    let device = common::linear(disk.clone());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let server = vhost::Server::start(&device, &vhost::Uri::new(&socket, Poll::Never)).unwrap();
+    let mut front = Front::connect(&socket);
+    front.negotiate(features);
+    let mut ring = front.ring(0, 16);
+    let write = ring.begin(&front, 1, (kind, 0), data, 0, false);
+    ring.kick();
+    std::thread::sleep(Duration::from_millis(100));
+    let read = ring.begin(&front, 2, (0, KEY / 512), &[], 512, false);
+    ring.kick();
+    let cookies = [(write, WRITE_COOKIE), (read, KEY_COOKIE)];
+    let answers = (0..2).map(|_| {
+        let head = ring.wait(&front).0;
+        cookies.iter().find(|(other, _)| *other == head).unwrap().1
+    });
+    let answers = answers.collect();
+    drop((front, server));
+    answers
+}
+
+#[test]
+fn a_write_of_a_driver_that_sends_no_flushes_is_durable_with_its_answer() {
+    let without = front::VERSION_1 | front::PROTOCOL;
+    // A sector, a number of sectors, flags.
+    let range = [&8_u64.to_le_bytes()[..], &1_u32.to_le_bytes(), &[0; 4]].concat();
+    // Write, discard, zeroes.
+    for change in [(1, &[7; 512][..]), (11, &range), (13, &range)] {
+        let answers = |features| answers_to_a_driver(features, change);
+        assert_eq!(answers(without), [KEY_COOKIE, WRITE_COOKIE], "{change:?}");
+        assert_eq!(answers(without | front::FLUSH), [WRITE_COOKIE, KEY_COOKIE], "{change:?}");
     }
 }

@@ -54,7 +54,7 @@ fn silent_clients_cost_nothing() {
     let server = Server::start(&device, &uri).unwrap();
     let mut client = connect(&path);
     (0..500).for_each(|_| read(&mut client));
-    assert_eq!(watched(), Watched::default(), "with poll=never nobody looks");
+    assert_eq!(watched(), Watched::default(), "poll=never does not poll");
     drop((client, server));
     let server = Server::start(&device, &Uri::unix(&path)).unwrap();
     let mut clients: Vec<UnixStream> = (0..4).map(|_| connect(&path)).collect();
@@ -72,7 +72,7 @@ fn silent_clients_cost_nothing() {
     let before = processor_time();
     std::thread::sleep(Duration::from_millis(500));
     let spent = processor_time() - before;
-    assert!(spent < Duration::from_millis(20), "{spent:?} of processor time for nothing");
+    assert!(spent < Duration::from_millis(20), "{spent:?} of processor time while idle");
     // Sleeping clients are back immediately, and a server with sleepers ends immediately.
     clients.iter_mut().for_each(read);
     let stopping = std::time::Instant::now();

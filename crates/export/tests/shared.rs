@@ -1,5 +1,5 @@
-//! Several doors at one address: a client gets the export that it names, whichever door it met; no
-//! door needs another; and what is dead, stopped or hostile harms nobody else.
+//! Several exports at one address: a client gets the export that it names, whichever export it met;
+//! no export needs another; and a dead, stopped or hostile export does not affect the others.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -32,7 +32,7 @@ impl Place {
         self.0.path().join("socket")
     }
 
-    /// A door whose device has `name`'s first letter in all bytes.
+    /// An export whose device has `name`'s first letter in all bytes.
     fn open(&self, name: &str) -> udm::error::Result<Server> {
         self.open_as(name, "")
     }
@@ -52,12 +52,12 @@ impl Place {
         names
     }
 
-    /// The entry of `name`, of which another one's entry says where it is.
+    /// The entry of `name`, with the place that another entry names.
     fn entry(&self, name: &str) -> PathBuf {
         let files = self.files();
-        let other = files.iter().find(|file| file.ends_with(".door")).unwrap();
+        let other = files.iter().find(|file| file.ends_with(".export")).unwrap();
         let (prefix, _) = other.split_once('.').unwrap();
-        self.0.path().join(format!("{prefix}.{name}.door"))
+        self.0.path().join(format!("{prefix}.{name}.export"))
     }
 
     fn greet(&self) -> Talk {
@@ -96,7 +96,7 @@ impl Talk {
         }
     }
 
-    /// What ended the answers to an option.
+    /// The reply that ended the answers to an option.
     fn verdict(&mut self, number: u32, data: &[u8]) -> (u32, String) {
         let (kind, words) = self.ask(number, data).pop().unwrap();
         (kind, String::from_utf8(words).unwrap())
@@ -122,15 +122,15 @@ impl Talk {
 }
 
 #[test]
-fn a_client_gets_the_export_that_it_names_whichever_door_it_met() {
+fn a_client_gets_the_export_that_it_names_whichever_export_it_met() {
     let place = Place::new();
-    let doors = [place.open("a").unwrap(), place.open("b").unwrap(), place.open("c").unwrap()];
+    let exports = [place.open("a").unwrap(), place.open("b").unwrap(), place.open("c").unwrap()];
     assert_eq!(place.greet().list(), ["a", "b", "c"]);
     for nth in 0..60 {
         let name = ["a", "b", "c"][nth % 3];
         let mut talk = place.greet();
         match nth % 4 {
-            // Everything in one piece, so that the option comes along, and what follows it.
+            // In one piece, so that the option and the bytes after it are passed along.
             0 => {
                 let all = [option(8, &[]), option(7, &go(name, &[]))].concat();
                 talk.0.write_all(&all).unwrap();
@@ -138,12 +138,12 @@ fn a_client_gets_the_export_that_it_names_whichever_door_it_met() {
                 assert_eq!(talk.answers(7).pop(), Some((1, vec![])));
                 continue;
             }
-            // EXPORT_NAME, which knows no errors; with NO_ZEROES, which the next door must know.
+            // EXPORT_NAME, which knows no errors; with NO_ZEROES, which the next export must know.
             1 => {
                 talk.0.write_all(&option(1, name.as_bytes())).unwrap();
                 talk.0.read_exact(&mut [0; 10]).unwrap();
             }
-            // Another one's INFO first: its door goes on, and passes it to the one that is meant.
+            // Another one's INFO first: its export goes on, and passes it to the one that is meant.
             2 => {
                 let other = ["b", "c", "a"][nth % 3];
                 assert_eq!(talk.ask(6, &go(other, &[])).pop(), Some((1, vec![])));
@@ -153,7 +153,7 @@ fn a_client_gets_the_export_that_it_names_whichever_door_it_met() {
         }
         assert_eq!(talk.letter().to_string(), name);
     }
-    // One that has chosen contexts has them at the door where it arrives.
+    // One that has chosen contexts has them at the export where it arrives.
     for name in ["a", "b", "c"] {
         let mut talk = place.greet();
         talk.ask(8, &[]);
@@ -164,41 +164,44 @@ fn a_client_gets_the_export_that_it_names_whichever_door_it_met() {
         talk.0.read_exact(&mut chunk).unwrap();
         assert_eq!(chunk[6..8], [0, 5], "a block status, and no error");
     }
-    let passed: u64 = doors.iter().map(|door| door.connections().passed_on).sum();
-    assert!(passed > 0, "no connection met another's door");
-    assert!(doors.iter().all(|door| door.connections().violations == 0));
+    let passed: u64 = exports.iter().map(|export| export.connections().handed_over).sum();
+    assert!(passed > 0, "no connection met another's export");
+    assert!(exports.iter().all(|export| export.connections().violations == 0));
 }
 
 #[test]
 fn what_nobody_has_is_refused_and_the_client_may_ask_again() {
     let place = Place::new();
-    let _doors = [place.open("a").unwrap(), place.open("b").unwrap()];
+    let _exports = [place.open("a").unwrap(), place.open("b").unwrap()];
     let mut talk = place.greet();
     let (kind, words) = talk.verdict(7, &go("nobody", &[]));
-    assert_eq!((kind, words.as_str()), (UNKNOWN, "there is no export of that name"));
+    assert_eq!((kind, words.as_str()), (UNKNOWN, "this address has no export of that name"));
     let (kind, words) = talk.verdict(7, &go("", &[]));
     assert!(kind == UNKNOWN && words.contains("several exports"), "{words}");
     assert_eq!(talk.verdict(10, &contexts("", &[])).0 >> 31, 1);
     assert_eq!(talk.ask(7, &go("b", &[])).pop(), Some((1, vec![])));
     assert_eq!(talk.letter(), 'b');
-    // Names that could leave the folder are names that nobody has.
+    // Names that could leave the folder belong to no export.
     for name in ["../a", "/", ".", "a/../b", "\u{e9}"] {
         assert_eq!(place.greet().verdict(7, &go(name, &[])).0, UNKNOWN, "{name}");
     }
-    // Nobody keeps a connection on its way for ever.
+    // A connection cannot stay in the handshake without end.
     let mut talk = place.greet();
     let mut verdicts = (0..60).map(|nth| talk.verdict(6, &go(["a", "b"][nth % 2], &[])));
     assert!(verdicts.any(|(kind, words)| kind == UNKNOWN && words.contains("too many")));
 }
 
 #[test]
-fn the_others_go_on_when_a_door_closes_and_the_last_one_tidies_up() {
+fn the_others_go_on_when_a_export_closes_and_the_last_one_tidies_up() {
     let place = Place::new();
     let first = place.open("a").unwrap();
     let second = place.open("b").unwrap();
     let error = place.open("b").unwrap_err();
     assert_eq!(error.kind(), Kind::Busy);
-    assert!(error.to_string().contains("another door serves that export"), "{error}");
+    assert!(
+        error.to_string().contains("that export name is already served at this address"),
+        "{error}"
+    );
     drop(first);
     assert!(place.socket().exists(), "the other one listens there");
     let mut talk = place.greet();
@@ -213,18 +216,18 @@ fn the_others_go_on_when_a_door_closes_and_the_last_one_tidies_up() {
     assert_eq!(talk.letter(), 'a');
     drop(third);
     assert_eq!(place.files(), Vec::<String>::new());
-    // A door without a name has its address to itself, and says how to share one.
+    // An export without a name uses its address alone, and its error explains how to share it.
     let _named = place.open("a").unwrap();
     let uri = format!("nbd+unix://{}", place.socket().display());
     let device = linear(Arc::new(RamDisk::new(SIZE, 512)));
     let error = Server::start_at(&device, &uri.parse().unwrap(), place.0.path()).unwrap_err();
-    assert!(error.to_string().contains("give this one a name, too"), "{error}");
+    assert!(error.to_string().contains("also give this one a name"), "{error}");
 }
 
 #[test]
-fn an_entry_without_a_process_is_no_export_and_is_taken_by_the_next_door() {
+fn an_entry_without_a_process_is_no_export_and_is_taken_by_the_next_export() {
     let place = Place::new();
-    let _door = place.open("a").unwrap();
+    let _export = place.open("a").unwrap();
     let dead = place.entry("dead");
     drop(UnixDatagram::bind(&dead).unwrap());
     let mut talk = place.greet();
@@ -240,7 +243,7 @@ fn an_entry_without_a_process_is_no_export_and_is_taken_by_the_next_door() {
 #[test]
 fn a_process_that_is_stopped_keeps_nobody_from_the_others() {
     let place = Place::new();
-    let _door = place.open("a").unwrap();
+    let _export = place.open("a").unwrap();
     // It has an entry, and never reads it.
     let _stopped = UnixDatagram::bind(place.entry("stopped")).unwrap();
     let waiting: Vec<Talk> = (0..40)
@@ -257,7 +260,7 @@ fn a_process_that_is_stopped_keeps_nobody_from_the_others() {
         assert_eq!(talk.letter(), 'a');
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    // A new door gets the listener from another one.
+    // A new export gets the listener from another one.
     let _new = place.open("b").unwrap();
     assert_eq!(place.greet().list(), ["a", "b", "stopped"]);
     // When its entry is full, clients hear so, and may name another export.
@@ -293,7 +296,7 @@ fn send(entry: &Path, bytes: &[u8], files: &[std::os::fd::BorrowedFd<'_>]) {
 fn what_is_no_message_is_dropped() {
     use std::os::fd::AsFd;
     let place = Place::new();
-    let door = place.open("a").unwrap();
+    let export = place.open("a").unwrap();
     let entry = place.entry("a");
     let file = std::fs::File::open("/dev/null").unwrap();
     let (one, other) = UnixStream::pair().unwrap();
@@ -311,7 +314,7 @@ fn what_is_no_message_is_dropped() {
     ] {
         send(&entry, bytes, &files);
     }
-    // What it is given is a client, and as little believed.
+    // The passed socket is a client's, and is trusted as little as one.
     let junk = [&good[..], &[0xaa; 500]].concat();
     send(&entry, &junk, &[one.as_fd()]);
     drop(one);
@@ -321,9 +324,9 @@ fn what_is_no_message_is_dropped() {
     // The client sees the end of the connection before the server has noted why.
     let deadline = Instant::now() + Duration::from_secs(20);
     let last = loop {
-        match door.connections().last_violation {
+        match export.connections().last_violation {
             Some(last) => break last,
-            None => assert!(Instant::now() < deadline, "nobody noted it"),
+            None => assert!(Instant::now() < deadline, "it was not noted"),
         }
         std::thread::sleep(Duration::from_millis(2));
     };
@@ -335,7 +338,7 @@ fn what_is_no_message_is_dropped() {
 #[test]
 fn many_clients_name_exports_at_the_same_time() {
     let place = Place::new();
-    let _doors = [place.open("a").unwrap(), place.open("b").unwrap()];
+    let _exports = [place.open("a").unwrap(), place.open("b").unwrap()];
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let place = &place;
@@ -354,7 +357,7 @@ fn many_clients_name_exports_at_the_same_time() {
 #[test]
 fn an_export_may_be_read_only_beside_one_that_is_not() {
     let place = Place::new();
-    let _doors = [place.open("rw").unwrap(), place.open_as("ro", "&readonly").unwrap()];
+    let _exports = [place.open("rw").unwrap(), place.open_as("ro", "&readonly").unwrap()];
     for (name, flag, error) in [("rw", 0, 0), ("ro", 2, 1)] {
         let mut talk = place.greet();
         let answers = talk.ask(7, &go(name, &[]));

@@ -1,6 +1,6 @@
 //! NBD under TLS, without a socket: rustls as the client, every message cut at random places in
-//! both directions. What is answered is the same as without TLS, and nobody who has not encrypted
-//! gets an answer.
+//! both directions. The answers are the same as without TLS, and clients that do not encrypt get
+//! none.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
 use udm::queue::Conversation;
 use udm_export::nbd::connection::Connection;
-use udm_export::nbd::handshake::Export;
+use udm_export::nbd::handshake::ExportInfo;
 use udm_export::nbd::secure::Secured;
 use udm_export::nbd::uri::Tls;
 
@@ -29,7 +29,7 @@ const ERR_TLS_REQD: u32 = 1 << 31 | 5;
 struct Configs {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
-    /// A client that has no certificate.
+    /// A client without a certificate.
     stranger: Arc<ClientConfig>,
 }
 
@@ -61,7 +61,7 @@ fn configs() -> &'static Configs {
 }
 
 /// A server with an array as its device, and the bytes between it and its client.
-struct World {
+struct Fixture {
     server: Secured,
     pool: BufferPool,
     bios: VecDeque<Bio>,
@@ -73,17 +73,18 @@ struct World {
     random: u64,
 }
 
-impl World {
-    fn new(seed: u64) -> World {
-        let export = Export {
+impl Fixture {
+    fn new(seed: u64) -> Fixture {
+        let export = ExportInfo {
             name: "disk".into(),
             size_bytes: SIZE as u64,
             block_bytes: 512,
+            minimum_bytes: 512,
             has_discard: true,
             is_read_only: false,
             needs_tls: true,
         };
-        World {
+        Fixture {
             server: Secured::new(Connection::new(export), configs().server.clone()),
             pool: BufferPool::new(),
             bios: VecDeque::new(),
@@ -113,7 +114,7 @@ impl World {
         self.server.finished(bio, &mut self.bios, &mut self.pool);
     }
 
-    /// One step of the server's queue, chosen at random. False if nothing was to do.
+    /// One step of the server's queue, chosen at random. Returns false if it was idle.
     fn step(&mut self) -> bool {
         let first = self.below(4);
         (0..4).any(|n| self.try_step((first + n) % 4))
@@ -182,34 +183,34 @@ fn request(command: u16, cookie: u64, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The client of a world: its half of TLS.
+/// The client of a fixture: its half of TLS.
 struct Client(ClientConnection);
 
 impl Client {
     /// Greets and asks for TLS.
-    fn start(world: &mut World) -> Client {
-        world.settle();
-        world.take(18);
-        world.to_server.extend([0, 0, 0, 3]);
-        world.to_server.extend(option(5, &[]));
-        world.settle();
-        let answer = world.take(20);
+    fn start(fixture: &mut Fixture) -> Client {
+        fixture.settle();
+        fixture.take(18);
+        fixture.to_server.extend([0, 0, 0, 3]);
+        fixture.to_server.extend(option(5, &[]));
+        fixture.settle();
+        let answer = fixture.take(20);
         assert_eq!(answer[12..16], [0, 0, 0, 1], "STARTTLS is acknowledged");
         let name = ServerName::try_from("localhost").unwrap();
         Client(ClientConnection::new(configs().client.clone(), name).unwrap())
     }
 
-    /// Carries bytes both ways until nothing moves.
-    fn exchange(&mut self, world: &mut World) -> Vec<u8> {
+    /// Carries bytes both ways until both sides are silent.
+    fn exchange(&mut self, fixture: &mut Fixture) -> Vec<u8> {
         let mut plain = Vec::new();
         loop {
             let mut out = Vec::new();
             while self.0.wants_write() {
                 self.0.write_tls(&mut out).unwrap();
             }
-            world.to_server.extend(&out);
-            world.settle();
-            let came: Vec<u8> = world.to_client.drain(..).collect();
+            fixture.to_server.extend(&out);
+            fixture.settle();
+            let came: Vec<u8> = fixture.to_client.drain(..).collect();
             if out.is_empty() && came.is_empty() {
                 return plain;
             }
@@ -222,9 +223,9 @@ impl Client {
         }
     }
 
-    fn say(&mut self, world: &mut World, bytes: &[u8]) -> Vec<u8> {
+    fn say(&mut self, fixture: &mut Fixture, bytes: &[u8]) -> Vec<u8> {
         self.0.writer().write_all(bytes).unwrap();
-        self.exchange(world)
+        self.exchange(fixture)
     }
 }
 
@@ -238,10 +239,10 @@ proptest! {
         seed in any::<u64>(),
         requests in prop::collection::vec((any::<bool>(), 0..SIZE / 512, 1..1200_usize), 1..12),
     ) {
-        let mut world = World::new(seed);
-        let mut client = Client::start(&mut world);
+        let mut fixture = Fixture::new(seed);
+        let mut client = Client::start(&mut fixture);
         client.0.set_buffer_limit(None);
-        let answer = client.say(&mut world, &option(1, b"disk"));
+        let answer = client.say(&mut fixture, &option(1, b"disk"));
         prop_assert_eq!(answer.len(), 10);
         let mut model = vec![0; SIZE];
         let mut wire = Vec::new();
@@ -255,36 +256,36 @@ proptest! {
                 model[start..start + len].copy_from_slice(&data);
                 wire.extend(data);
             }
-            // One at a time where order matters; pipelined where the next is a write, too.
+            // One at a time where order matters; pipelined if the next request is also a write.
             if !is_write || cookie % 3 == 2 {
-                due.extend(client.say(&mut world, &std::mem::take(&mut wire)));
+                due.extend(client.say(&mut fixture, &std::mem::take(&mut wire)));
                 let tail = &due[due.len().saturating_sub(if *is_write { 0 } else { len })..];
                 if !is_write {
                     prop_assert!(tail == &model[start..start + len]);
                 }
             }
         }
-        client.say(&mut world, &wire);
-        prop_assert!(world.device == model);
-        client.say(&mut world, &request(2, 0, 0, 0));
-        prop_assert!(world.server.is_over());
-        prop_assert_eq!(world.server.violation(), None);
-        // The good-bye came encrypted, too.
+        client.say(&mut fixture, &wire);
+        prop_assert!(fixture.device == model);
+        client.say(&mut fixture, &request(2, 0, 0, 0));
+        prop_assert!(fixture.server.is_over());
+        prop_assert_eq!(fixture.server.violation(), None);
+        // The good-bye was also encrypted.
         prop_assert!(client.0.process_new_packets().unwrap().peer_has_closed());
     }
 
-    /// Whatever comes after STARTTLS, the server survives it and says nothing in plain text.
+    /// The server survives any bytes after STARTTLS, and sends no plain text.
     #[test]
     fn garbage_ends_the_client_alone(seed in any::<u64>(), garbage: Vec<u8>) {
-        let mut world = World::new(seed);
-        let _ = Client::start(&mut world);
-        world.to_server.extend(&garbage);
-        world.settle();
-        let said: Vec<u8> = world.to_client.drain(..).collect();
-        // Nothing, or a TLS alert.
+        let mut fixture = Fixture::new(seed);
+        let _ = Client::start(&mut fixture);
+        fixture.to_server.extend(&garbage);
+        fixture.settle();
+        let said: Vec<u8> = fixture.to_client.drain(..).collect();
+        // The answer is empty, or a TLS alert.
         prop_assert!(said.is_empty() || said[0] == 21, "{said:?}");
-        if world.server.violation().is_some() {
-            prop_assert!(world.server.is_over());
+        if fixture.server.violation().is_some() {
+            prop_assert!(fixture.server.is_over());
         }
     }
 }
@@ -293,64 +294,64 @@ proptest! {
 #[test]
 fn nothing_is_served_unencrypted() {
     for (kind, data) in [(3, &[][..]), (6, &[0; 6]), (7, &[0; 6]), (8, &[]), (9, &[0; 8])] {
-        let mut world = World::new(1);
-        world.settle();
-        world.take(18);
-        world.to_server.extend([0, 0, 0, 3]);
-        world.to_server.extend(option(kind, data));
-        world.settle();
-        let answer = world.take(20);
+        let mut fixture = Fixture::new(1);
+        fixture.settle();
+        fixture.take(18);
+        fixture.to_server.extend([0, 0, 0, 3]);
+        fixture.to_server.extend(option(kind, data));
+        fixture.settle();
+        let answer = fixture.take(20);
         assert_eq!(u32::from_be_bytes(answer[12..16].try_into().unwrap()), ERR_TLS_REQD);
         // The client can still do it right.
-        world.to_client.clear();
-        world.to_server.extend(option(5, &[]));
-        world.settle();
-        assert_eq!(world.take(20)[12..16], [0, 0, 0, 1]);
+        fixture.to_client.clear();
+        fixture.to_server.extend(option(5, &[]));
+        fixture.settle();
+        assert_eq!(fixture.take(20)[12..16], [0, 0, 0, 1]);
     }
-    let mut world = World::new(1);
-    world.to_server.extend([0, 0, 0, 3]);
-    world.to_server.extend(option(1, b"disk"));
-    world.settle();
-    assert_eq!(world.take(18).len(), 18);
-    assert!(world.to_client.is_empty() && world.server.is_over());
-    assert!(world.server.violation().unwrap().contains("EXPORT_NAME"));
+    let mut fixture = Fixture::new(1);
+    fixture.to_server.extend([0, 0, 0, 3]);
+    fixture.to_server.extend(option(1, b"disk"));
+    fixture.settle();
+    assert_eq!(fixture.take(18).len(), 18);
+    assert!(fixture.to_client.is_empty() && fixture.server.is_over());
+    assert!(fixture.server.violation().unwrap().contains("EXPORT_NAME"));
 }
 
-/// What somebody between slips in after STARTTLS is never taken for the client's own words.
+/// Bytes that an attacker inserts after STARTTLS are not taken for the client's.
 #[test]
 fn words_after_starttls_are_not_taken() {
-    let mut world = World::new(3);
-    world.settle();
-    world.take(18);
-    world.to_server.extend([0, 0, 0, 3]);
-    world.to_server.extend([option(5, &[]), option(1, b"disk")].concat());
+    let mut fixture = Fixture::new(3);
+    fixture.settle();
+    fixture.take(18);
+    fixture.to_server.extend([0, 0, 0, 3]);
+    fixture.to_server.extend([option(5, &[]), option(1, b"disk")].concat());
     // The first step takes everything that is there in one piece.
-    let mut space = world.server.incoming().unwrap();
-    let count = world.to_server.len();
+    let mut space = fixture.server.incoming().unwrap();
+    let count = fixture.to_server.len();
     for byte in &mut space.buffer.as_mut_slice()[space.at..space.at + count] {
-        *byte = world.to_server.pop_front().unwrap();
+        *byte = fixture.to_server.pop_front().unwrap();
     }
-    world.server.received(space, count, &mut world.bios, &mut world.pool);
-    world.settle();
-    assert!(world.server.is_over());
-    assert!(world.server.violation().unwrap().contains("followed STARTTLS"));
+    fixture.server.received(space, count, &mut fixture.bios, &mut fixture.pool);
+    fixture.settle();
+    assert!(fixture.server.is_over());
+    assert!(fixture.server.violation().unwrap().contains("followed STARTTLS"));
 }
 
 /// A second STARTTLS, and one with data, are refused; the connection goes on.
 #[test]
 fn starttls_comes_once() {
-    let mut world = World::new(5);
-    let mut client = Client::start(&mut world);
-    let answer = client.say(&mut world, &option(5, &[]));
+    let mut fixture = Fixture::new(5);
+    let mut client = Client::start(&mut fixture);
+    let answer = client.say(&mut fixture, &option(5, &[]));
     assert_eq!(answer[12..16], [0x80, 0, 0, 3]);
-    assert_eq!(client.say(&mut world, &option(1, b"disk")).len(), 10);
+    assert_eq!(client.say(&mut fixture, &option(1, b"disk")).len(), 10);
 }
 
-/// A client without a certificate gets an alert and nothing else.
+/// A client without a certificate gets an alert, and no other answer.
 #[test]
 fn strangers_are_turned_away() {
-    let mut world = World::new(7);
-    let mut client = Client::start(&mut world);
+    let mut fixture = Fixture::new(7);
+    let mut client = Client::start(&mut fixture);
     let name = ServerName::try_from("localhost").unwrap();
     client.0 = ClientConnection::new(configs().stranger.clone(), name).unwrap();
     let mut said_no = false;
@@ -359,15 +360,15 @@ fn strangers_are_turned_away() {
         while client.0.wants_write() {
             client.0.write_tls(&mut out).unwrap();
         }
-        world.to_server.extend(&out);
-        world.settle();
-        let came: Vec<u8> = world.to_client.drain(..).collect();
+        fixture.to_server.extend(&out);
+        fixture.settle();
+        let came: Vec<u8> = fixture.to_client.drain(..).collect();
         let mut rest = came.as_slice();
         while !rest.is_empty() {
             client.0.read_tls(&mut rest).unwrap();
             said_no |= client.0.process_new_packets().is_err();
         }
     }
-    assert!(said_no && world.server.is_over());
-    assert!(world.server.violation().unwrap().contains("certificate"));
+    assert!(said_no && fixture.server.is_over());
+    assert!(fixture.server.violation().unwrap().contains("certificate"));
 }

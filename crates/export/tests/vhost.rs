@@ -16,8 +16,10 @@ use common::linear;
 use front::{BEGIN, DATA, EVENT_IDX, FLUSH, Front, INDIRECT, PACKED, PROTOCOL, USUAL, VERSION_1};
 use udm::device::Device;
 use udm::disk::RamDisk;
+use udm::queue::Queue;
 use udm::sync::Arc;
-use udm_export::Door;
+use udm::target::FactValue;
+use udm_export::Export;
 use udm_export::vhost::poll::Poll;
 use udm_export::vhost::{Server, Uri};
 
@@ -28,6 +30,7 @@ struct Served {
     path: PathBuf,
     device: Arc<Device>,
     server: Server,
+    _background: Queue,
 }
 
 impl Served {
@@ -39,7 +42,8 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let server = Server::start(&device, &Uri::new(&path, Poll::Never)).unwrap();
-        Served { _folder: folder, path, device, server }
+        let _background = Queue::background("background", &device).unwrap();
+        Served { _folder: folder, path, device, server, _background }
     }
 
     fn client(&self, features: u64) -> Front {
@@ -181,7 +185,7 @@ fn a_client_hears_that_the_device_has_another_size() {
     assert_eq!(front.sectors(), 2 * DISK_BYTES / 512);
     assert_eq!(ring.write(&front, DISK_BYTES / 512, &[5; 512]), 0);
     assert_eq!(ring.read(&front, DISK_BYTES / 512, 512), (0, vec![5; 512]));
-    // The same size is no news. All is news to one who has read nothing: it may have come back.
+    // The same size is not reported again, except to a client that has not read it yet.
     grow(2 * DISK_BYTES);
     grow(3 * DISK_BYTES);
     assert_eq!(heard(&mut channel), HAS_CHANGED);
@@ -219,7 +223,7 @@ fn discards_zeroes_and_the_devices_name() {
     assert_eq!(ring.read(&front, 0, 8192), (0, expected));
     let (status, name) = ring.request(&front, (8, 0), &[], 20);
     assert_eq!((status, &name[..7]), (0, &b"memory\0"[..]));
-    // What was not offered, and what makes no sense, is answered with an error.
+    // Features that were not offered, and invalid messages, are answered with an error.
     for (kind, data, status) in [
         (13, range(0, 1, 2), 2),
         (13, range(u64::MAX, 1, 0), 1),
@@ -238,7 +242,7 @@ fn discards_zeroes_and_the_devices_name() {
         assert_eq!(ring.read(&front, sector, len).0, 1, "{len} bytes at sector {sector}");
     }
     assert_eq!(ring.read(&front, end - 1, 512).0, 0);
-    assert_eq!(served.server.clients().broken_rings, 0);
+    assert_eq!(served.server.clients().failed_rings, 0);
 }
 
 #[test]
@@ -322,7 +326,7 @@ fn a_packed_ring_that_is_taken_back_forgets_none_with_and_without_notes() {
             assert_eq!(ring.read(&front, 0, 1536), (0, expected));
         }
         assert_eq!(ring.free.len(), 9);
-        assert_eq!(served.server.clients().broken_rings, 0);
+        assert_eq!(served.server.clients().failed_rings, 0);
     }
 }
 
@@ -349,7 +353,7 @@ fn memory_comes_and_goes_region_by_region_while_a_ring_is_served() {
     assert_eq!(ring.write(&front, 0, &[3; 512]), 0);
     ring.offer(&front, &[(far, 16, false), (far + 16, 1, true)], false);
     ring.kick();
-    wait_until("the ring is broken", || served.server.clients().broken_rings == 1);
+    wait_until("the ring is broken", || served.server.clients().failed_rings == 1);
 }
 
 fn wait_until(what: &str, is_true: impl Fn() -> bool) {
@@ -374,28 +378,43 @@ fn a_client_that_goes_in_the_middle_leaves_nothing_and_the_next_one_goes_on() {
     }
     wait_until("all have gone", || served.server.clients().current == 0);
     let clients = served.server.clients();
-    assert_eq!((clients.accepted, clients.violations, clients.broken_rings), (20, 0, 0));
-    assert_eq!(served.device.info().ports, 0, "no seat is left taken");
+    assert_eq!((clients.accepted, clients.violations, clients.failed_rings), (20, 0, 0));
+    wait_until("only the background has a port", || served.device.info().ports == 1);
     let mut front = served.client(USUAL);
     assert_eq!(front.ring(0, 8).flush(&front), 0);
 }
 
 #[test]
-fn a_driver_may_choose_that_every_write_is_durable() {
+fn a_client_that_hung_up_does_not_count_while_its_requests_are_in_flight() {
     let served = Served::start();
-    let mut front = served.client(USUAL | 1 << 11);
+    let mut front = served.client(USUAL);
     let mut ring = front.ring(0, 16);
-    let choose = |front: &mut Front, value: u8| {
-        let head = [32_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes());
-        let payload: Vec<u8> = head.chain([value]).collect();
-        front.tell_and_wait(25, &payload, &[]);
-    };
-    choose(&mut front, 0);
-    assert_eq!(front.config()[32], 0);
     assert_eq!(ring.write(&front, 0, &[1; 512]), 0);
-    choose(&mut front, 1);
-    assert_eq!(front.config()[32], 1);
-    assert_eq!(ring.write(&front, 0, &[1; 512]), 0);
+    served.device.begin_suspend().unwrap();
+    ring.begin(&front, 0, (1, 0), &[9; 512], 0, false);
+    ring.kick();
+    assert!(!ring.sleep(300) || ring.pop(&front).is_none());
+    assert_eq!(served.server.clients().current, 1);
+    drop(front);
+    wait_until("it does not count", || served.server.clients().current == 0);
+    let ports = || served.device.info().ports;
+    assert_eq!(ports(), 2, "the background's port, and one with a request in flight");
+    wait_until("its request was dropped", || ports() == 1);
+}
+
+#[test]
+fn a_choice_that_the_next_server_would_not_know_is_not_offered() {
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    assert_eq!(front.number(1) & 1 << 11, 0, "VIRTIO_BLK_F_CONFIG_WCE");
+    assert_eq!(front.config()[32], 1, "write-back");
+    // A driver that chooses nevertheless is not left in the belief that it did.
+    let head = [32_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes());
+    front.tell_with(25, 1 | 8, &head.chain([0]).collect::<Vec<u8>>(), &[]);
+    assert!(front.is_closed());
+    wait_until("it is a violation", || served.server.clients().violations == 1);
+    let said = served.server.clients().last_violation.unwrap();
+    assert_eq!(said, "it writes to the configuration, which is read-only");
 }
 
 #[test]
@@ -418,4 +437,73 @@ fn requests_that_hold_too_much_memory_wait_for_each_other() {
     ring.kick();
     assert_eq!((ring.wait(&front).1, front.bytes(DATA + 16, 1)), (1, vec![1]));
     assert_eq!(front.memory.u16_at(0x5000 + 2).load(Ordering::Relaxed), 17);
+}
+
+#[test]
+fn two_clients_have_rings_at_a_time_only_where_the_address_says_so() {
+    let served = Served::start();
+    let mut first = served.client(USUAL);
+    let mut ring = first.ring(0, 16);
+    // Another one may connect and ask; its ring is refused, and the first one's goes on.
+    let mut second = served.client(USUAL);
+    assert!(second.sectors() > 0);
+    second.tell(8, &front::pair(0, 16), &[]);
+    second.tell(
+        9,
+        &front::words(&[0, front::USER, front::USER + 0x4000, front::USER + 0x5000, 0]),
+        &[],
+    );
+    second.tell(18, &front::pair(0, 1), &[]);
+    let kick = front::new_eventfd();
+    second.tell(12, &front::words(&[0]), &[kick.as_fd()]);
+    assert!(second.is_closed());
+    let clients = || served.server.clients();
+    wait_until("it is refused", || (clients().violations, clients().current) == (1, 1));
+    let said = clients().last_violation.unwrap();
+    assert!(said.contains("another client is connected; ?shared"), "{said}");
+    assert_eq!(ring.write(&first, 0, &[1; 512]), 0);
+    // A client that gave its rings back, or has gone, leaves the disk to others.
+    first.stop(&ring);
+    let mut second = served.client(USUAL);
+    let mut other = second.ring(0, 16);
+    assert_eq!(other.read(&second, 0, 512), (0, vec![1; 512]));
+    drop(second);
+    first.start(&ring, ring.available.into());
+    assert_eq!(ring.read(&first, 0, 512), (0, vec![1; 512]));
+    drop(first);
+    let mut third = served.client(USUAL);
+    assert_eq!(third.ring(0, 16).read(&third, 0, 512), (0, vec![1; 512]));
+    // With the word, both are served.
+    let path = served._folder.path().join("shared");
+    let uri = Uri { is_shared: true, ..Uri::new(&path, Poll::Never) };
+    let _server = Server::start(&served.device, &uri).unwrap();
+    let mut both = [Front::connect(&path), Front::connect(&path)];
+    for front in &mut both {
+        front.negotiate(USUAL);
+        assert_eq!(front.ring(0, 16).read(front, 0, 512), (0, vec![1; 512]));
+    }
+}
+
+#[test]
+fn an_export_tells_how_many_rings_are_served_and_who_has_none() {
+    let served = Served::start();
+    let fact = |name: &str| {
+        let facts = served.server.facts();
+        facts.into_iter().find(|fact| fact.name == name).unwrap().value
+    };
+    let number = |name| match fact(name) {
+        FactValue::Number(number) => Some(number),
+        _ => None,
+    };
+    assert_eq!((number("rings"), number("without_rings_seconds")), (Some(0), None));
+    let mut front = served.client(USUAL);
+    wait_until("a second has passed", || number("without_rings_seconds") >= Some(1));
+    let mut rings = [front.ring(0, 16), front.ring(1, 16)];
+    rings.iter_mut().for_each(|ring| assert_eq!(ring.flush(&front), 0));
+    wait_until("both get a call", || number("rings") == Some(2));
+    assert_eq!(number("without_rings_seconds"), None);
+    front.stop(&rings[0]);
+    wait_until("one is left", || number("rings") == Some(1));
+    front.stop(&rings[1]);
+    wait_until("it has none", || number("without_rings_seconds") == Some(0));
 }

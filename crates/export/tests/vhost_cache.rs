@@ -1,6 +1,6 @@
 //! vhost-user-blk in front of a cache: reads that hit go straight to the guest's memory, writes
-//! that find room come straight from there, and nothing of that can be seen, whatever the guest
-//! does meanwhile.
+//! that find free space are stored straight from there, without any visible difference, whatever
+//! the guest does meanwhile.
 
 #![allow(clippy::unwrap_used, clippy::host_endian_bytes)] // A test that cannot go on ends.
 
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use front::{DATA, EVENT_IDX, Front, MEMORY_BYTES, PACKED, Ring, USUAL};
 use rustix::fs::ftruncate;
+use udm::build::{self, BuildOptions, NamedDevices};
 use udm::device::{Device, Driver};
 use udm::disk::RamDisk;
 use udm::pcache::layout::Geometry;
@@ -23,7 +24,6 @@ use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::table::Table;
 use udm::target::{FactValue, Wake};
-use udm::world::{self, BuildOptions, NamedDevices};
 use udm_export::vhost::chain::{Chain, Piece};
 use udm_export::vhost::memory::Memory;
 use udm_export::vhost::poll::Poll;
@@ -52,11 +52,12 @@ impl Cached {
         let table = format!("0 {} pcache /cache /origin {options}", DISK_BYTES / 512);
         let geometry = Some(Geometry { segment_bytes: 64 << 10, device_bytes_min: 0 });
         let build = BuildOptions { geometry, ..BuildOptions::named(1) };
-        let table = world::build(&Table::parse(&table).unwrap(), &devices, &build).unwrap();
+        let table = build::build(&Table::parse(&table).unwrap(), &devices, &build).unwrap();
         let device = Device::with_table("cached", table).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let server = Server::start(&device, &Uri::new(&path, Poll::Never)).unwrap();
+        let uri = Uri { is_shared: true, ..Uri::new(&path, Poll::Never) };
+        let server = Server::start(&device, &uri).unwrap();
         let _background = Queue::background("background", &device).unwrap();
         Cached { server, _background, device, path, _folder: folder }
     }
@@ -71,7 +72,7 @@ impl Cached {
     fn hits(&self) -> u64 {
         let facts = self.device.facts();
         let hits = facts[0].facts.iter().find(|fact| fact.name == "read_hits_total").unwrap();
-        let FactValue::Number(hits) = hits.value else { panic!("{hits:?} is no number") };
+        let FactValue::Number(hits) = hits.value else { panic!("{hits:?} is not a number") };
         hits
     }
 }
@@ -134,16 +135,16 @@ fn memory_that_is_cut_off_under_a_hit_costs_its_guest_the_ring() {
     ftruncate(&front.file, 40 << 20).unwrap();
     ring.kick();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while cached.server.clients().broken_rings == 0 {
+    while cached.server.clients().failed_rings == 0 {
         assert!(Instant::now() < deadline, "{:?}", cached.server.clients());
         std::thread::sleep(Duration::from_millis(2));
     }
     let last = cached.server.clients().last_violation.unwrap();
-    assert!(last.contains("a part of its memory was cut off"), "{last}");
+    assert!(last.contains("a part of its memory was truncated"), "{last}");
     assert_eq!(its_ring.read(&other, 0, 4096), (0, vec![7; 4096]), "another client goes on");
 }
 
-/// A write whose data was cut off is not answered, and nothing of it is written.
+/// A write whose data was cut off is not answered, and none of its data is stored.
 #[test]
 fn memory_that_is_cut_off_under_a_write_costs_its_guest_the_ring() {
     let cached = Cached::start("0");
@@ -154,11 +155,11 @@ fn memory_that_is_cut_off_under_a_write_costs_its_guest_the_ring() {
     Ring::header(&front, DATA, 1, 0);
     front.memory.store(DATA + 16, &[0xee]);
     ring.offer(&front, &[(DATA, 16, false), (60 << 20, 8192, false), (DATA + 16, 1, true)], true);
-    // In the middle of its data: what is there is not written either.
+    // Cut in the middle of its data: the first part is not stored either.
     ftruncate(&front.file, (60 << 20) + 4096).unwrap();
     ring.kick();
     let deadline = Instant::now() + Duration::from_secs(20);
-    while cached.server.clients().broken_rings == 0 {
+    while cached.server.clients().failed_rings == 0 {
         assert!(Instant::now() < deadline, "{:?}", cached.server.clients());
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -18,7 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use udm::bio::Op;
 use udm::disk::RamDisk;
 use udm::error::Status;
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::prng::Prng;
 use udm::sync::Arc;
 use udm_export::vhost::front::{Ask, DEPTH_MAX, Front, Queue};
@@ -33,6 +33,7 @@ struct Served {
     uri: Uri,
     device: Arc<udm::device::Device>,
     server: Server,
+    _background: udm::queue::Queue,
 }
 
 impl Served {
@@ -41,7 +42,8 @@ impl Served {
         let uri = Uri { reconnect: Some(0), ..Uri::new(folder.path().join("socket"), poll) };
         let device = linear(Arc::new(RamDisk::new(DISK_BYTES, 512)));
         let server = Server::start(&device, &uri).unwrap();
-        Served { _folder: folder, uri, device, server }
+        let _background = udm::queue::Queue::background("background", &device).unwrap();
+        Served { _folder: folder, uri, device, server, _background }
     }
 }
 
@@ -112,7 +114,7 @@ fn what_is_written_is_read_back() {
         }
         let flushes = served.device.info();
         assert_eq!(queue.in_flight(), 0, "{flushes:?}");
-        assert_eq!(served.server.clients().broken_rings, 0);
+        assert_eq!(served.server.clients().failed_rings, 0);
     }
 }
 
@@ -146,7 +148,7 @@ fn as_many_as_fit_are_in_flight_and_each_is_answered_once() {
             let (_, data) = carry_out(&mut queue, ask(Op::Read, block * 4096, 4096, 1), &[]);
             assert!(data == pattern(block, 4096));
         }
-        // Another queue beside it, and one after it.
+        // Another queue at the same time, and one after it.
         let other = std::thread::scope(|scope| {
             let front = &front;
             let run = move || {
@@ -212,7 +214,7 @@ fn a_server_that_goes_ends_everything_with_an_error() {
         assert_eq!(tokens, (0..10).collect::<Vec<_>>(), "each once");
         assert!(begin.elapsed() < Duration::from_secs(10), "soon");
         let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
-        assert!(error.contains("socket: it is gone"), "{error}");
+        assert!(error.contains("socket: it disconnected"), "{error}");
         assert!(front.queue().is_err());
         drop(queue);
         stopping.join().unwrap();
@@ -238,7 +240,7 @@ fn next_by_file(queue: &mut Queue) -> (u64, Result<(), Status>) {
         let fd = queue.fd().unwrap();
         let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         let longest = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
-        assert!(rustix::event::poll(&mut fds, Some(&longest)).unwrap() > 0, "nobody wakes it");
+        assert!(rustix::event::poll(&mut fds, Some(&longest)).unwrap() > 0, "no wake-up");
     }
 }
 
@@ -261,7 +263,7 @@ fn the_next_server_goes_on_with_what_the_last_one_left() {
             // All are with the server.
             assert!(queue.poll(|_, _| ()).is_none());
             drop(served.server);
-            // Nobody is there: it goes on waiting, and takes more.
+            // The server is gone: the queue waits, and accepts more requests.
             queue.wait(Some(udm::queue::now() + 30_000_000));
             assert!(queue.poll(|_, _| ()).is_none());
             assert!(queue.start(ask(Op::Flush, 0, 0, 10), |_| ()).unwrap());
@@ -287,16 +289,17 @@ fn the_next_server_goes_on_with_what_the_last_one_left() {
                 assert_eq!(result, Ok(()));
                 assert!(data == pattern(round * 10 + token, 4096), "round {round}, {token}");
             }
-            assert_eq!((queue.in_flight(), served.server.clients().broken_rings), (0, 0));
+            assert_eq!((queue.in_flight(), served.server.clients().failed_rings), (0, 0));
         }
     }
 }
 
 #[test]
 fn no_server_is_waited_for_longer_than_was_said_and_no_other_device_is_taken() {
-    for is_other in [false, true] {
+    // A handshake with a server that is there may take a third of the time.
+    for (is_other, patience) in [(false, 1), (true, 3)] {
         let served = Served::start(Poll::Never);
-        let uri = Uri { reconnect: Some(1), ..served.uri.clone() };
+        let uri = Uri { reconnect: Some(patience), ..served.uri.clone() };
         let front = Front::connect(&uri).unwrap();
         let mut queue = front.queue().unwrap();
         assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
@@ -310,14 +313,20 @@ fn no_server_is_waited_for_longer_than_was_said_and_no_other_device_is_taken() {
         for _ in 0..3 {
             assert_eq!(next(&mut queue, 512).1, Err(Status::Io));
         }
-        assert!((1..10).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+        let patience = u64::from(patience);
+        assert!((patience..10).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
         let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
-        let words = if is_other { "it is not what was there before" } else { "connecting to" };
-        assert!(error.contains("it is gone, and after 1 s: ") && error.contains(words), "{error}");
+        let words =
+            if is_other { "it is not the device that was there before" } else { "connecting to" };
+        assert!(
+            error.contains(&format!("it disconnected, and after {patience} s: "))
+                && error.contains(words),
+            "{error}"
+        );
     }
 }
 
-/// The client's patience is over when it looks again, but it had no chance to look.
+/// The client's patience has ended when it checks again, but it could not check before.
 #[test]
 fn a_client_that_was_stopped_meanwhile_goes_on() {
     let mut served = Served::start(Poll::Never);
@@ -374,13 +383,13 @@ fn a_file_is_readable_when_there_is_an_answer() {
     assert!(is_readable(&mut queue, 10_000));
 }
 
-/// A server that says what a test wants. It knows the memory, and answers no request by itself.
+/// A server that sends a test's answers. It knows the memory, and serves no request by itself.
 struct Liar {
     stream: UnixStream,
     /// What `GetFeatures` and the configuration say.
     features: u64,
     config: Vec<u8>,
-    memory: Option<Foreign>,
+    memory: Option<ClientMemory>,
 }
 
 const HONEST: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 9;
@@ -404,7 +413,7 @@ impl Liar {
                 }
                 5 => {
                     let bytes = u64::from_ne_bytes(payload[16..24].try_into().unwrap());
-                    self.memory = Some(Foreign::map(&fds[0], 0, bytes).unwrap());
+                    self.memory = Some(ClientMemory::map(&fds[0], 0, bytes).unwrap());
                     self.answer(request, &[0; 8]);
                 }
                 11 => self.answer(request, &payload),
@@ -443,8 +452,8 @@ impl Liar {
     }
 }
 
-/// A client of a liar, and what the liar has become when `lie` was carried out after the ring was
-/// enabled.
+/// A client of a lying server, and the state of that server after `lie` was carried out while the
+/// ring was enabled.
 fn lied_to(features: u64, config: Vec<u8>, lie: Lie) -> udm::Result<Arc<Front>> {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("socket");
@@ -479,7 +488,7 @@ fn what_a_server_says_of_its_device_is_checked() {
         config
     };
     for (features, config, words) in [
-        (HONEST & !(1 << 32), honest_config(), "it has no features 0x100000000"),
+        (HONEST & !(1 << 32), honest_config(), "it lacks the features 0x100000000"),
         (HONEST, with(0, &u64::MAX.to_ne_bytes()), "sectors"),
         (HONEST, vec![0; 3], "a configuration of 15 bytes"),
         (all, block(0), "blocks of 0 bytes"),
@@ -493,8 +502,8 @@ fn what_a_server_says_of_its_device_is_checked() {
     assert!(lied_to(all, block(512), |_| ()).is_ok());
 }
 
-/// What a server does to the memory that it shares.
-type Lie = fn(&Foreign);
+/// A change that a server makes to the shared memory.
+type Lie = fn(&ClientMemory);
 
 #[test]
 fn a_ring_that_lies_ends_with_an_error() {
@@ -502,7 +511,7 @@ fn a_ring_that_lies_ends_with_an_error() {
         (|memory| lie(memory, 2, 255), "2 requests answered of 1"),
         (|memory| lie(memory, u16::MAX, 255), "65535 requests answered of 1"),
         (|memory| lie(memory, 1, 256), "request 256 answered"),
-        (|memory| lie(memory, 1, 3), "request 3 is answered, and was not asked"),
+        (|memory| lie(memory, 1, 3), "an answer to request 3, which was not sent"),
     ];
     for (lie, words) in lies {
         let front = lied_to(HONEST, honest_config(), lie).unwrap();
@@ -516,7 +525,7 @@ fn a_ring_that_lies_ends_with_an_error() {
 }
 
 /// Answers `count` requests, the first of them `head`.
-fn lie(memory: &Foreign, count: u16, head: u32) {
+fn lie(memory: &ClientMemory, count: u16, head: u32) {
     const USED: u64 = 8 << 10;
     // After the request is there.
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -1,5 +1,5 @@
 //! Clients of vhost-user that are wrong in every way: each loses its ring or its connection, and
-//! nobody else notices.
+//! other clients are not affected.
 
 #![allow(clippy::unwrap_used, clippy::host_endian_bytes)] // A test that cannot go on ends.
 
@@ -18,7 +18,7 @@ use front::{DATA, Front, GUEST, NEXT, PACKED, Ring, TABLE, USER, USUAL, WRITABLE
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::disk::RamDisk;
 use udm::sync::Arc;
-use udm_export::Door;
+use udm_export::Export;
 use udm_export::vhost::poll::Poll;
 use udm_export::vhost::{Clients, Server, Uri};
 
@@ -33,7 +33,8 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let device = linear(Arc::new(RamDisk::new(8 << 20, 512)));
-        let server = Server::start(&device, &Uri::new(&path, Poll::Never)).unwrap();
+        let uri = Uri { is_shared: true, ..Uri::new(&path, Poll::Never) };
+        let server = Server::start(&device, &uri).unwrap();
         Served { _folder: folder, path, server }
     }
 
@@ -70,10 +71,10 @@ fn messages_that_make_no_sense_end_the_connection_and_no_other() {
         let numbers = [8_u16.to_ne_bytes(), 16_u16.to_ne_bytes()].concat();
         [words(&[bytes, offset]), numbers, vec![0; more]].concat()
     };
-    // Request, payload, files, and what is said of it.
+    // Request, payload, files, and the error.
     let cases: Vec<(u32, Vec<u8>, usize, &str)> = vec![
-        (6, words(&[0]), 0, "message 6 is not one"),
-        (9999, vec![], 0, "message 9999 is not one"),
+        (6, words(&[0]), 0, "message 6 is not supported"),
+        (9999, vec![], 0, "message 9999 is not supported"),
         (2, vec![1], 0, "SetFeatures with 1 bytes instead of 8"),
         (2, words(&[1 << 63]), 0, "features 0x8000000000000000, which were not offered"),
         (16, words(&[1 << 8]), 0, "protocol features 0x100, which"),
@@ -94,20 +95,20 @@ fn messages_that_make_no_sense_end_the_connection_and_no_other() {
         (10, pair(0, 1 << 16), 0, "SetVringBase with 65536"),
         (18, pair(0, 2), 0, "SetVringEnable with 2"),
         (9, words(&[0, 1, 2, 3, 4]), 0, "are outside of its memory"),
-        (9, words(&[0, USER + 8, USER + 0x5000, USER + 0x4000, 0]), 0, "no multiple of 16"),
+        (9, words(&[0, USER + 8, USER + 0x5000, USER + 0x4000, 0]), 0, "not a multiple of 16"),
         (9, words(&[0, u64::MAX, u64::MAX, u64::MAX, 0]), 0, "are outside of its memory"),
         (9, words(&[1 << 32, USER, USER, USER, 0]), 0, "logging was not offered"),
         (11, pair(77, 0), 0, "ring 77 of 16"),
         (12, words(&[0]), 0, "SetVringKick needs one file"),
         (12, words(&[0]), 2, "SetVringKick needs one file"),
-        (12, words(&[1 << 8]), 0, "a ring without kicks"),
+        (12, words(&[1 << 8]), 0, "a ring without a kick file descriptor"),
         (13, words(&[255]), 1, "ring 255 of 16"),
         (21, vec![], 2, "SetBackendReqFd needs one file"),
         (24, words(&[0]), 0, "a configuration of 8 bytes"),
         (24, [pair(200, 100), pair(0, 0)].concat(), 0, "12 bytes of a configuration"),
         (24, pair(0, u32::MAX).into_iter().chain([0; 4]).collect(), 0, "of a configuration at 0"),
-        (25, [pair(0, 1), vec![0; 4], vec![7]].concat(), 0, "1 bytes of the configuration at 0"),
-        (25, [pair(32, 1), vec![0; 4], vec![7]].concat(), 0, "of the configuration at 32"),
+        (25, [pair(0, 1), vec![0; 4], vec![7]].concat(), 0, "which is read-only"),
+        (25, [pair(32, 1), vec![0; 4], vec![1]].concat(), 0, "which is read-only"),
         (31, vec![0; 16], 0, "requests in flight by 16 bytes"),
         (31, vec![0; 20], 0, "requests in flight of 0 rings of 0 entries"),
         (31, vec![0xff; 24], 0, "requests in flight of 65535 rings"),
@@ -146,8 +147,8 @@ fn bytes_that_are_no_messages_end_the_connection() {
     say(&[1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0], "a message has flags 0x5");
     say(&[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], "a message has flags 0x2");
     say(&[2, 0, 0, 0, 1, 0, 0, 0, 1, 16, 0, 0], "SetFeatures with 4097 bytes");
-    say(&[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1], "it went in the middle of a message");
-    say(&[2, 0], "it went in the middle of a message");
+    say(&[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 1], "it disconnected in the middle of a message");
+    say(&[2, 0], "it disconnected in the middle of a message");
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn more_files_than_a_message_may_have_end_the_connection() {
     front.tell(3, &[], &fds);
     served.wait_until("too many files", |clients| clients.violations == 1);
     let last = served.server.clients().last_violation.unwrap();
-    assert_eq!(last, "more files than a message may have");
+    assert_eq!(last, "more file descriptors than a message may have");
 }
 
 #[test]
@@ -174,10 +175,10 @@ fn a_client_that_does_not_read_its_answers_is_cut_off() {
         let _ = (&front.stream).write(&many);
     }
     let last = served.server.clients().last_violation.unwrap();
-    assert!(last.contains("does not read its answers") || last.contains("middle"), "{last}");
+    assert!(last.contains("does not read replies") || last.contains("middle"), "{last}");
 }
 
-/// Makes a ring wrong, and expects that it is not served any more, and nothing else.
+/// Damages a ring, and expects that only this ring fails.
 fn breaks_the_ring(said: &str, make: impl FnOnce(&mut Front, &mut Ring)) {
     breaks_the_ring_with(USUAL, said, make);
 }
@@ -189,7 +190,7 @@ fn breaks_the_ring_with(features: u64, said: &str, make: impl FnOnce(&mut Front,
     let other = front.ring(1, 16);
     make(&mut front, &mut ring);
     ring.kick();
-    served.wait_until(said, |clients| clients.broken_rings > 0);
+    served.wait_until(said, |clients| clients.failed_rings > 0);
     let last = served.server.clients().last_violation.unwrap();
     assert!(last.contains(said), "{last}, not {said}");
     assert_eq!(its_ring.flush(&honest), 0, "another client goes on");
@@ -197,7 +198,7 @@ fn breaks_the_ring_with(features: u64, said: &str, make: impl FnOnce(&mut Front,
     assert_eq!((clients.current, clients.violations), (2, 0), "it stays connected");
     // Its driver may begin again with the ring, and did not lose the other one.
     front.stop(&ring);
-    let has_memory = !last.contains("cut off");
+    let has_memory = !last.contains("truncated");
     if has_memory {
         let mut again = front.ring(0, 16);
         assert_eq!(again.flush(&front), 0);
@@ -208,7 +209,7 @@ fn breaks_the_ring_with(features: u64, said: &str, make: impl FnOnce(&mut Front,
 
 #[test]
 fn rings_that_make_no_sense_are_not_served_any_more() {
-    breaks_the_ring("lead back to themselves", |front, ring| {
+    breaks_the_ring("a cycle of descriptors", |front, ring| {
         ring.descriptor(front, ring.at, 0, (GUEST + DATA, 16, 1, 0));
         ring.publish(front, 0);
     });
@@ -232,14 +233,14 @@ fn rings_that_make_no_sense_are_not_served_any_more() {
         ring.descriptor(front, table, 0, (GUEST + table, 16, 4, 0));
         ring.publish(front, 0);
     });
-    breaks_the_ring("a part of its memory was cut off", |front, ring| {
+    breaks_the_ring("a part of its memory was truncated", |front, ring| {
         ring.offer(front, &[(DATA, 16, false), (60 << 20, 4096, true), (DATA, 1, true)], true);
         ftruncate(&front.file, 40 << 20).unwrap();
     });
-    breaks_the_ring("a part of its memory was cut off", |front, ring| {
+    breaks_the_ring("a part of its memory was truncated", |front, ring| {
         ring.offer(front, &[(DATA, 16, false), (DATA, 1, true)], true);
         ftruncate(&front.file, 0).unwrap();
-        // Then the ring itself is gone: what it says is zeroes.
+        // Then the ring's memory is gone: it reads as zeroes.
         std::thread::sleep(Duration::from_millis(20));
     });
 }
@@ -269,7 +270,7 @@ fn packed_rings_that_make_no_sense_are_not_served_any_more() {
     breaks("with room for an answer of 0", |front, ring| {
         ring.put(front, 0, &[(GUEST + DATA, 16, 0)]);
     });
-    breaks("a table of descriptors where none may be", |front, ring| {
+    breaks("an unexpected table of descriptors", |front, ring| {
         ring.put(front, 0, &[(GUEST + DATA, 16, NEXT), (GUEST + DATA, 16, TABLE)]);
     });
     breaks("something to read after", |front, ring| {
@@ -281,7 +282,7 @@ fn packed_rings_that_make_no_sense_are_not_served_any_more() {
         ring.put(front, 3, &words);
         ring.put(front, 3, &words);
     });
-    breaks("a part of its memory was cut off", |front, ring| {
+    breaks("a part of its memory was truncated", |front, ring| {
         ring.offer(front, &[(DATA, 16, false), (60 << 20, 4096, true), (DATA, 1, true)], true);
         ftruncate(&front.file, 40 << 20).unwrap();
     });
@@ -318,7 +319,7 @@ fn files_that_are_no_eventfds_do_no_harm() {
     let served = Served::start();
     let (honest, mut its_ring) = served.client();
     let (mut front, mut ring) = served.client();
-    // A pipe that is full: a write to it waits for ever.
+    // A full pipe: a write to it blocks without end.
     let (reader, writer) = std::io::pipe().unwrap();
     let writer = OwnedFd::from(writer);
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
@@ -349,7 +350,7 @@ fn files_that_are_no_eventfds_do_no_harm() {
         assert!(stopping.elapsed() < Duration::from_secs(2));
     }
     let stopping = Instant::now();
-    Door::stop(Box::new(served.server));
+    Export::stop(Box::new(served.server));
     assert!(stopping.elapsed() < Duration::from_secs(2));
 }
 
@@ -364,7 +365,7 @@ fn a_client_without_a_ring_makes_room_for_another_one() {
     assert!(idle[0].is_closed());
     // Those that use the device are not replaced.
     let mut others: Vec<_> = (0..7).map(|_| served.client()).collect();
-    // A client is no longer idle when the server has read that its ring starts: an answer says so.
+    // A client is active when the server has read that its ring starts: an answer shows that.
     for (front, ring) in &mut others {
         assert_eq!(ring.flush(front), 0);
     }
@@ -391,7 +392,7 @@ fn a_request_that_changes_while_it_is_read_harms_only_its_guest() {
             }
         });
         for _ in 0..2000 {
-            if served.server.clients().broken_rings > 0 || ring.free.len() < 4 {
+            if served.server.clients().failed_rings > 0 || ring.free.len() < 4 {
                 break;
             }
             front::Ring::header(&front, DATA, (ring.available % 2).into(), 0);

@@ -1,10 +1,10 @@
-//! A client of a device's control socket that says anything there: the server's own reading
-//! and carrying out of calls, with small devices in memory under it.
+//! A client that sends arbitrary bytes to a device's control socket: the server's own parser and
+//! methods, over small devices in memory.
 //!
-//! Beside the promises of every target:
-//! 1. Every call gets one last answer, and an error has a name and words.
-//! 2. The device holds what it held, whatever was called, when it is opened again afterwards.
-//! 3. The end comes when it is asked for, and leaves no file.
+//! In addition to the promises of every target:
+//! 1. Every call gets exactly one last answer, and an error has a name and a text.
+//! 2. When the device is opened again, it has the same data after any calls.
+//! 3. The server ends when it is asked to, and leaves no file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use udm::sync::Arc;
 
 use crate::control::{Answer, Call, Frames};
 use crate::daemon::{answer_all, run};
-use crate::ground::{self, DISK_BYTES};
 use crate::input::Input;
 use crate::loading::{LoadHow, load_table};
 use crate::messages::{Stream, frames, text};
+use crate::platform::{self, DISK_BYTES};
 use crate::runtime::{DeviceName, RuntimeDir};
 use crate::server::{Server, Stop};
 use crate::spec::Spec;
 
-/// What the device is at first.
+/// The table of the device at the start.
 const TABLES: [&str; 4] = [
     "0 512 linear disk 0",
     "0 512 pcache log disk",
@@ -33,10 +33,10 @@ const TABLES: [&str; 4] = [
     "0 512 writecache s disk ssd 4096 0",
 ];
 
-/// Bytes that are written before anybody calls.
+/// Bytes that are written before the first call.
 const WRITTEN_BYTES: usize = 64 << 10;
 
-/// Pieces of which calls are made more easily than of single bytes.
+/// Parts of calls: single bytes would rarely form a call.
 const PIECES: [&str; 45] = [
     "{\"method\":\"udm.Device.",
     "{\"method\":\"org.varlink.service.",
@@ -85,7 +85,7 @@ const PIECES: [&str; 45] = [
     "writecache s disk ssd 4096 0",
 ];
 
-/// Where this process's control socket, locks and exports are.
+/// The folder of this process's control socket, locks and exports.
 pub fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("udm-fuzz-{}", std::process::id()))
 }
@@ -102,7 +102,7 @@ pub fn calls(bytes: &[u8]) {
     let pieces: Vec<&str> = PIECES.into_iter().chain([open.as_str(), close.as_str()]).collect();
     let text = text(&mut input, &pieces);
 
-    ground::renew();
+    platform::renew();
     let runtime = Arc::new(RuntimeDir::open_at(folder()).unwrap());
     write(&runtime, table);
     let said = serve(&runtime, table, &text);
@@ -112,7 +112,7 @@ pub fn calls(bytes: &[u8]) {
         let is_good = check_answers(&call, &mut answers);
         is_replaced |= is_good && replaces_cache(&call, table);
     }
-    assert!(answers.receive::<Answer>().unwrap().is_none(), "an answer to nothing");
+    assert!(answers.receive::<Answer>().unwrap().is_none(), "an answer without a call");
     let left: Vec<_> = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
     fs::remove_dir(folder()).unwrap();
@@ -121,7 +121,7 @@ pub fn calls(bytes: &[u8]) {
     }
 }
 
-/// The whole life of a server whose only caller says `text`; what it answers.
+/// The whole life of a server whose only caller sends `text`. Returns its answers.
 fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
     let name: DeviceName = "vol".parse().unwrap();
     let lock = runtime.try_lock(&name).unwrap().unwrap();
@@ -136,7 +136,7 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
         progress: Arc::default(),
     };
     let (stop, stops) = channel();
-    // A server goes to the root.
+    // A server changes to the root directory.
     let before = std::env::current_dir().unwrap();
     let server = Arc::new(Server::build(&spec, runtime.clone(), lock, stop).unwrap());
     let mut frames = frames(text, 4096, false);
@@ -144,7 +144,7 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
         let server = server.clone();
         move || run(server, &stops)
     });
-    // An error means that what came was no call, and the connection is closed.
+    // An error means that the bytes were not a call, and the connection is closed.
     let _ = answer_all(&server, &mut frames);
     let _ = server.stop.send(Stop::Signal(15));
     main.join().unwrap().unwrap();
@@ -152,7 +152,7 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
     frames.stream().said.clone()
 }
 
-/// All answers to `call` are there; whether the last one is good.
+/// Checks that all answers to `call` are there. Returns whether the last one is a success.
 fn check_answers(call: &Call, answers: &mut Frames<Stream<'_>>) -> bool {
     loop {
         let answer: Answer = answers.receive().unwrap().expect("an answer to each call");
@@ -170,7 +170,7 @@ fn check_answers(call: &Call, answers: &mut Frames<Stream<'_>>) -> bool {
     }
 }
 
-/// Whether a table was loaded that may use the device's cache in another way.
+/// Whether a loaded table may use the device's cache in another way.
 fn replaces_cache(call: &Call, own: &str) -> bool {
     let table = call.parameters.get("table").and_then(Value::as_str);
     let may_replace = |table: &str| table.contains("cache") && table != own;
@@ -191,7 +191,7 @@ fn close(device: &Device, mut local: Local) {
     device.remove().unwrap();
 }
 
-/// What the device is to hold: in each sector its number.
+/// The expected data of the device: in each sector its number.
 fn content() -> Vec<u8> {
     (0..WRITTEN_BYTES).map(|at| (at / 512) as u8 + 1).collect()
 }

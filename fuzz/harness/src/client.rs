@@ -1,5 +1,5 @@
 //! The user of a cache that was opened over hostile bytes: drives its target from one thread, and
-//! knows what was written.
+//! remembers all written data.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use udm::error::Status;
 use udm::target::{Port, Target};
 use udm::units::{Nanos, SECOND, SECTOR};
 
-/// In this many ticks of a second each request must be answered, and each drain and suspend done.
+/// Each request, drain and suspend must end within this many ticks of a second.
 const PATIENCE: usize = 400;
 
 pub struct Client {
-    /// What each sector must hold: all its bytes are the same.
+    /// The expected content of each sector: all its bytes are the same.
     pub model: HashMap<u64, u8>,
     target: Option<Box<dyn Target>>,
     port: Port,
@@ -47,14 +47,14 @@ impl Client {
         self.target.as_deref().unwrap()
     }
 
-    /// The end of the process: devices and shared memory stay.
+    /// The process ends: devices and shared memory stay.
     pub fn kill(&mut self) {
         self.target = None;
         self.port = Port::new(0);
         self.ring = Ring::without_kernel();
     }
 
-    /// An orderly end, unless there is no room for what is open; that is in shared memory.
+    /// An orderly end, unless space is missing for open keys, which then stay in shared memory.
     pub fn remove(&mut self) {
         let _ = self.target().suspend();
         for _ in 0..PATIENCE {
@@ -67,7 +67,7 @@ impl Client {
         panic!("no rest after a suspend: {}", self.target().status());
     }
 
-    /// Carries out what the target wants until nothing is left to do now.
+    /// Carries out all work of the target that is possible now.
     pub fn settle(&mut self) {
         let target = self.target.as_deref().unwrap();
         loop {
@@ -85,7 +85,7 @@ impl Client {
         self.now += nanos;
         self.target.as_deref().unwrap().tick(self.now, &mut self.port);
         self.settle();
-        // What the target says of itself can be printed.
+        // The target's status can be printed.
         assert!(!self.target().status().is_empty() && !self.target().facts().is_empty());
     }
 
@@ -103,10 +103,10 @@ impl Client {
                 self.target.as_deref().unwrap().submit(parked, &mut self.port);
             }
         }
-        panic!("a request waits for ever: {}", self.target().status());
+        panic!("a request waits indefinitely: {}", self.target().status());
     }
 
-    /// Writes a byte that no earlier write used, as far as there are this many.
+    /// Writes a byte that no earlier write used, while there are unused ones.
     pub fn write(&mut self, offset: u64, len: u64, fua: bool) {
         self.writes = self.writes.wrapping_add(1);
         let mut buffer = Buffer::zeroed(len as usize);
@@ -120,7 +120,7 @@ impl Client {
         self.note(&done, 0);
     }
 
-    /// A failed write may have stored any part.
+    /// A failed write may have stored any part of its data.
     fn note(&mut self, done: &Bio, byte: u8) {
         for sector in done.offset / SECTOR..done.end() / SECTOR {
             match done.status {
@@ -143,8 +143,8 @@ impl Client {
         self.target().set_draining(is_draining);
     }
 
-    /// Every sector written since the damage is as it was written. `may_fail`: some memory cannot
-    /// be read; `may_differ`: and what was stored to it may be lost.
+    /// Every sector written since the damage has its data. `may_fail`: some memory cannot be read;
+    /// `may_differ`: data stored there may be lost as well.
     pub fn check_model(&mut self, may_fail: bool, may_differ: bool) {
         let mut sectors: Vec<(u64, u8)> =
             self.model.iter().map(|(sector, byte)| (*sector, *byte)).collect();
@@ -165,7 +165,7 @@ impl Client {
         }
     }
 
-    /// Writes everything back, or fails to for a reason.
+    /// Writes everything back, or fails with a reason.
     pub fn drain(&mut self, may_fail: bool) {
         self.set_draining(true);
         for _ in 0..PATIENCE {

@@ -1,16 +1,16 @@
 //! Decisions drawn from the bytes of an input; when they run out, every decision is 0.
 
-/// The bytes that are left.
+/// The remaining bytes.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of them.
+    /// Starts with all of them.
     pub fn new(bytes: &'a [u8]) -> Input<'a> {
         Input(bytes)
     }
 
-    /// Whether nothing is left.
+    /// Whether all bytes are used.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -54,7 +54,7 @@ impl<'a> Input<'a> {
         u64::from(self.u16()) % bound
     }
 
-    /// A number that is likely to matter where `limit` is the first one that is too large.
+    /// A number near `limit`, the first one that is too large, or another one.
     pub fn near(&mut self, limit: u64) -> u64 {
         match self.u8() {
             0 => limit,

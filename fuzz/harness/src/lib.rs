@@ -1,17 +1,16 @@
-//! What is done with hostile bytes, once for the fuzzer and for `make test`.
+//! Checks of hostile bytes, shared by the fuzzer and `make test`.
 //!
-//! Each target is a function from bytes to nothing: it panics where a promise is broken, and
-//! returns otherwise. The promises, for every target: no panic, no hang, no allocation without
-//! bound, nothing written outside the device. `fuzz/fuzz_targets` calls them under libFuzzer,
+//! Each target is a function of bytes: it panics if a promise is broken, and
+//! returns otherwise. The promises, for every target: no panic, no hang, bounded
+//! allocations, no write outside the device. `fuzz/fuzz_targets` calls them under libFuzzer,
 //! `tests/replay.rs` with the committed seeds and with random changes of them.
 
-// These are checks: they may stop where something is wrong.
+// These are checks: they may panic where a promise is broken.
 #![allow(clippy::unwrap_used)]
 
 mod cache;
 mod calls;
 mod client;
-mod ground;
 mod input;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/loading.rs"]
@@ -20,31 +19,42 @@ mod log;
 mod messages;
 mod nbd;
 mod pcache;
+mod platform;
 mod table;
 mod vhost;
 mod writecache;
 
-// The command is a program and no library; these rooms of it know only each other, and what
-// `ground` and `log` put in the place of two more.
+// The command is a program, not a library: these of its modules know only each other, and the
+// replacements `platform` and `log`.
 #[allow(dead_code)]
-#[path = "../../../crates/cli/src/attaching.rs"]
-mod attaching;
+#[path = "../../../crates/cli/src/attach_progress.rs"]
+mod attach_progress;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/daemon.rs"]
 mod daemon;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/dead.rs"]
+mod dead;
 #[path = "../../../crates/cli/src/directory.rs"]
 mod directory;
+#[path = "../../../crates/cli/src/ending.rs"]
+mod ending;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/exports.rs"]
+mod exports;
 #[path = "../../../crates/cli/src/flushing.rs"]
 mod flushing;
 #[allow(dead_code)]
+#[path = "../../../crates/cli/src/health_log.rs"]
+mod health_log;
+#[allow(dead_code)]
 #[path = "../../../crates/cli/src/http.rs"]
 mod http;
-#[allow(dead_code)]
-#[path = "../../../crates/cli/src/journal.rs"]
-mod journal;
+#[path = "../../../crates/cli/src/known.rs"]
+mod known;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/methods.rs"]
 mod methods;
@@ -66,6 +76,11 @@ mod served;
 mod server;
 #[path = "../../../crates/cli/src/spec.rs"]
 mod spec;
+#[path = "../../../crates/cli/src/stalls.rs"]
+mod stalls;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/troubles.rs"]
+mod troubles;
 #[path = "../../../crates/cli/src/work.rs"]
 mod work;
 

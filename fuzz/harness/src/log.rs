@@ -1,11 +1,11 @@
-//! In the place of a server's log: nobody reads it here, but its lines must be lines.
+//! Replaces a server's log: it is not read here, but its lines must be lines.
 
 /// Takes one line.
 pub fn line(text: &str) {
     assert!(!text.contains('\n'), "{text:?}");
 }
 
-/// No time: runs of the same input are alike.
+/// Always the same time: runs of the same input are alike.
 pub fn now_seconds() -> u64 {
     0
 }
@@ -15,29 +15,29 @@ pub fn timestamp(seconds: u64) -> String {
     seconds.to_string()
 }
 
-/// Panics are the fuzzer's.
+/// The fuzzer handles panics.
 pub fn abort_on_panic() {}
 
-/// The longest log.
+/// The maximum size of a log.
 pub const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// There is no log.
+/// Does not open a log.
 pub fn lies_at(_: std::path::PathBuf) {}
 
-/// There is no log.
+/// Does not move a log.
 pub fn moves_to(_: &std::path::Path) {}
 
-/// There is no log.
+/// Does not reopen a log.
 pub fn reopen() -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// There is no log.
+/// The length of the log, which does not exist.
 pub fn length() -> u64 {
     0
 }
 
-/// Where the log before this one would be.
+/// The path of the older log.
 pub fn before(path: &std::path::Path) -> std::path::PathBuf {
     path.with_extension("log.1")
 }

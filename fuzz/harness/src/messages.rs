@@ -1,8 +1,8 @@
-//! A client of a device's control socket, and servers that answer commands: bytes that
-//! should be messages.
+//! A client of a device's control socket, and servers that answer commands: arbitrary bytes
+//! instead of messages.
 //!
-//! Beside the promises of every target: what is understood can be said again, and is understood
-//! alike; how reads are cut makes no difference; a message without end is not awaited.
+//! In addition to the promises of every target: an accepted message can be printed, and is parsed
+//! to the same value again; the sizes of reads make no difference; an endless message is refused.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
@@ -12,7 +12,7 @@ use crate::control::{Answer, Call, Frames, MESSAGE_BYTES_MAX, Peer};
 use crate::input::Input;
 use crate::runtime::DeviceName;
 
-/// Pieces of which messages are made more easily than of single bytes.
+/// Parts of messages: single bytes would rarely form a message.
 const PIECES: [&str; 32] = [
     "{\"method\":\"udm.Device.",
     "{\"method\":\"org.varlink.service.",
@@ -48,7 +48,7 @@ const PIECES: [&str; 32] = [
     "\0",
 ];
 
-/// A stream that gives out its bytes in pieces, then ends, fails, or goes on for ever.
+/// A stream that returns its bytes in pieces, then ends, fails, or continues endlessly.
 pub struct Stream<'a> {
     bytes: &'a [u8],
     cut: usize,
@@ -98,19 +98,19 @@ pub fn frames(bytes: &[u8], cut: usize, is_endless: bool) -> Frames<Stream<'_>> 
     Frames::new(Stream { bytes, cut, is_endless, given: 0, said: Vec::new() })
 }
 
-/// Calls and answers, as they come from the other end.
+/// Calls and answers, as the other end sends them.
 pub fn control(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let cut = usize::from(input.u8()) + 1;
     let is_endless = input.clone().u8() >= 254;
     let text = text(&mut input, &PIECES);
-    // An endless message costs a MiB: rarely.
+    // An endless message costs a MiB, so it is rare.
     let whole = calls(&text, usize::MAX, false);
     assert_eq!(calls(&text, cut, is_endless)[..], whole[..], "calls depend on how they are cut");
     answers(&text, cut);
 }
 
-/// The rest of the input, as it is or made of `pieces` and letters.
+/// The rest of the input, unchanged, or made of `pieces` and letters.
 pub fn text(input: &mut Input<'_>, pieces: &[&str]) -> Vec<u8> {
     if input.u8() & 1 == 0 {
         return input.take(usize::MAX).to_vec();
@@ -145,7 +145,7 @@ fn calls(bytes: &[u8], cut: usize, is_endless: bool) -> Vec<String> {
     calls
 }
 
-/// A call as text; but a fraction may change its last digit when it is said again.
+/// A call as text; printing may change the last digit of a fraction.
 fn shown(call: &Call) -> String {
     fn round(value: &mut Value) {
         match value {

@@ -1,11 +1,11 @@
-//! NBD clients that say anything: their bytes go into a connection's state machine, cut at any
+//! NBD clients that send arbitrary bytes: these go into a connection's state machine, cut at any
 //! place, with a small device to serve.
 //!
-//! Beside the promises of every target:
-//! 1. No bio leaves the device or breaks the contract of bios; few and small ones are in flight.
-//! 2. Where the bytes were cut makes no difference to the answers.
-//! 3. What is asked of the device's known zeroes is within it, in whole sectors.
-//! 4. Once the client is gone and everything in flight is back, the connection is over.
+//! In addition to the promises of every target:
+//! 1. No bio is outside the device or breaks the contract of bios; few small ones are in flight.
+//! 2. The places of the cuts make no difference to the answers.
+//! 3. Queries for the device's known zeroes are within it, in whole sectors.
+//! 4. When the client is gone and all I/O in flight has completed, the connection has ended.
 
 use std::collections::VecDeque;
 
@@ -17,33 +17,33 @@ use udm::sync::Arc;
 use udm::target::Extent;
 use udm::units::{BIO_BYTES_MAX, KIB, SECOND, SECTOR};
 use udm_export::nbd::connection::Connection;
-use udm_export::nbd::handshake::Export;
+use udm_export::nbd::handshake::ExportInfo;
 use udm_export::nbd::known::Known;
 use udm_export::nbd::session::{BYTES_MAX, REQUESTS_MAX};
 
 use crate::input::Input;
 
 const STORED_BYTES: u64 = 64 * KIB;
-/// What may be in flight, or wait to be sent, at most: the limit, and the request that reached it.
+/// The maximum in flight or waiting to be sent: the limit, and the request that reached it.
 const HELD_BYTES_MAX: usize = BYTES_MAX + BIO_BYTES_MAX as usize;
 const LONG_READS_MAX: usize = 4;
-/// A sent buffer that is longer is one read's data alone; this much of it is compared.
+/// A longer buffer to send is the data of one read; this much of it is compared.
 const KEPT_BYTES_MAX: usize = 128 << 10;
 /// Most bytes of a conversation.
 const SPOKEN_BYTES_MAX: usize = 128 << 10;
 
-/// What a client does.
+/// A step of a client.
 #[derive(Clone, Debug)]
 enum Step {
     Say(Vec<u8>),
-    /// The device answers no more, or again; failing from now on, if there is a status.
+    /// The device stops answering, or answers again; with a status it fails from now on.
     Hold(bool, Option<Status>),
-    /// The client reads no more, or again.
+    /// The client stops reading, or reads again.
     Deafen(bool),
     Wait(u64),
 }
 
-/// A client's whole conversation, first cut as the input says, then in one piece.
+/// A whole conversation of a client, first cut as the input says, then in one piece.
 pub fn nbd(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let size_bytes = match input.u8() {
@@ -89,7 +89,7 @@ fn steps(input: &mut Input<'_>, size_bytes: u64) -> Vec<Step> {
         1 => steps.push(Step::Say(vec![0, 0, 0, 3])),
         style => steps.push(Step::Say(usual_handshake(style == 3))),
     }
-    // Long reads take long: a few will do.
+    // Long reads take long, so there are few.
     let mut long_reads = 0;
     while !input.is_empty() && spoken < SPOKEN_BYTES_MAX && long_reads < LONG_READS_MAX {
         let kind = input.u8();
@@ -134,13 +134,13 @@ fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An option, mostly with data as long as it says.
+/// An option, usually with data of the stated length.
 fn option(input: &mut Input<'_>) -> Vec<u8> {
     let option = u32::from(input.u8() % 16);
     let style = input.u8();
     let len = usize::from(input.u8());
     let mut data = match style % 8 {
-        // A name, a count, and what was to be counted.
+        // A name, a count, and the counted names.
         0..=3 => {
             let name = if style & 8 == 0 { &b"disk"[..] } else { b"" };
             let mut data = (name.len() as u32).to_be_bytes().to_vec();
@@ -171,7 +171,7 @@ fn header(flags: u16, command: u16, cookie: u8, offset: u64, len: u32) -> Vec<u8
     bytes
 }
 
-/// A request without payload; a write among them takes what follows for its payload.
+/// A request without payload; a write uses the following bytes as its payload.
 fn request(input: &mut Input<'_>, kind: u8, size_bytes: u64) -> Vec<u8> {
     let command = u16::from(kind % 10);
     let flags = match input.u8() {
@@ -235,7 +235,7 @@ struct Bench {
     bios: VecDeque<Bio>,
     device: Vec<u8>,
     sent: Vec<u8>,
-    /// How many bios there were at the last look.
+    /// The number of bios at the last check.
     checked: usize,
     now: u64,
     is_held: bool,
@@ -245,10 +245,11 @@ struct Bench {
 
 impl Bench {
     fn new(size_bytes: u64) -> Bench {
-        let export = Export {
+        let export = ExportInfo {
             name: "disk".into(),
             size_bytes,
             block_bytes: 512,
+            minimum_bytes: 512,
             has_discard: true,
             is_read_only: false,
             needs_tls: false,
@@ -281,7 +282,7 @@ impl Bench {
         self.work();
     }
 
-    /// Every bio is one that a mapped device takes.
+    /// A mapped device accepts every bio.
     fn check(&mut self) {
         if std::mem::replace(&mut self.checked, self.bios.len()) == self.bios.len() {
             return;
@@ -305,7 +306,7 @@ impl Bench {
             return bio.finished(Err(status));
         }
         if bio.end() > STORED_BYTES {
-            // What a read finds there does not matter, but it must be the same in both benches.
+            // The data of a read is arbitrary, but it must be the same in both benches.
             bio.buffer.as_mut_slice().fill(0);
             return bio;
         }
@@ -319,7 +320,7 @@ impl Bench {
         bio
     }
 
-    /// Does what there is to do apart from receiving.
+    /// Does all possible work except receiving.
     fn work(&mut self) {
         loop {
             self.check();
@@ -332,7 +333,7 @@ impl Bench {
                 && let Some(buffer) = self.connection.outgoing()
             {
                 assert!(!buffer.is_empty() && buffer.len() <= HELD_BYTES_MAX);
-                // Long answers to reads far beyond what is stored are all alike.
+                // Long answers to reads far beyond the stored data are all alike.
                 let kept = buffer.len().min(KEPT_BYTES_MAX);
                 self.sent.extend_from_slice(&buffer.as_slice()[..kept]);
                 self.connection.sent(buffer, &mut self.bios, &mut self.pool);
@@ -358,7 +359,7 @@ impl Bench {
         }
     }
 
-    /// The client goes, and everything in flight comes back.
+    /// The client disconnects, and all I/O in flight completes.
     fn leave(&mut self) {
         if let Some(space) = self.connection.incoming() {
             self.connection.received(space, 0, &mut self.bios, &mut self.pool);

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use udm::build::{self, BuildOptions, NamedDevices};
 use udm::disk::RamDisk;
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::table::{self, Table};
 use udm::units::MIB;
-use udm::world::{self, BuildOptions, NamedDevices};
 
-/// What a table line may name.
+/// The names that a table line may use.
 fn devices() -> NamedDevices {
     let mut devices = NamedDevices::new();
     for (name, bytes) in [("disk", 8 * MIB), ("b", MIB), ("/dev/sdb", 64 * MIB)] {
@@ -31,13 +31,13 @@ pub fn table(bytes: &[u8]) {
     let printed = parsed.to_string();
     let again = Table::parse(&printed);
     assert_eq!(again.as_ref().ok(), Some(&parsed), "{printed:?} is not {text:?}: {again:?}");
-    if let Err(error) = world::check(&parsed) {
+    if let Err(error) = build::check(&parsed) {
         check_error(&text, &error);
     }
     let options = BuildOptions::named(1);
-    match world::build(&parsed, &devices(), &options) {
+    match build::build(&parsed, &devices(), &options) {
         Err(error) => check_error(&text, &error),
-        Ok(loaded) => assert!(world::check(&parsed).is_ok(), "{loaded:?} was built unchecked"),
+        Ok(loaded) => assert!(build::check(&parsed).is_ok(), "{loaded:?} was built unchecked"),
     }
 }
 

@@ -1,13 +1,13 @@
-//! vhost-user clients that say anything, and whose memory holds anything.
+//! vhost-user clients that send arbitrary messages and have arbitrary bytes in their memory.
 //!
-//! Half of the inputs are messages to a session, which serves rings with threads of its own on a
-//! small device; half are a ring alone, split or packed, in one thread, so that what fails fails
-//! again. Beside the promises of every target:
+//! Half of the inputs are messages to a session, which serves rings with its own threads on a
+//! small device; half are a ring alone, split or packed, in one thread, so that failures repeat.
+//! In addition to the promises of every target:
 //!
-//! 1. A request's memory is within the client's, and a bio is one that a mapped device takes.
-//! 2. A descriptor is not taken again while its request is in flight; whatever notes of requests in
-//!    flight say, each is done again once.
-//! 3. A session that ends leaves no seat at the device taken.
+//! 1. A request's memory is within the client's, and a mapped device accepts each bio.
+//! 2. A descriptor is not taken again while its request is in flight. For every log of requests
+//!    in flight, each of its requests is carried out once more.
+//! 3. A session that ends leaves no port of the device in use.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -18,8 +18,8 @@ use udm::bio::{Bio, Op};
 use udm::device::{Device, Driver, LoadedTable};
 use udm::disk::{DiskIo, RamDisk};
 use udm::error::Status;
-use udm::foreign::Source;
-use udm::pmem::sink::Sink;
+use udm::pmem::client_memory::Source;
+use udm::pmem::copy_target::CopyTarget;
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -69,7 +69,7 @@ pub fn vhost(bytes: &[u8]) {
     }
 }
 
-/// Says of a violation what it must be: one line with words in it.
+/// Checks that a violation is one line with words in it.
 fn check(violation: &Violation) {
     let words = violation.to_string();
     assert!(!words.is_empty() && !words.contains('\n'), "{words:?}");
@@ -99,9 +99,9 @@ struct Bench {
     notes: Notes,
     /// Requests that were in flight when a server died, and are not taken again yet.
     expected: Vec<u16>,
-    /// What the index of a split ring's answers is.
+    /// The index of a split ring's answers.
     answered: u16,
-    /// Where the driver of a packed ring makes the next descriptor available.
+    /// The next place of a packed ring at which the driver makes a descriptor available.
     available: Cursor,
     requests: Vec<Request>,
     in_flight: VecDeque<Bio>,
@@ -114,7 +114,7 @@ fn base(shape: &Shape) -> u32 {
     if shape.features & feature::RING_PACKED != 0 { BEGIN } else { 0 }
 }
 
-/// Has the first half of its data at hand.
+/// The first half of its data is ready.
 #[derive(Debug)]
 struct AtHand;
 
@@ -127,7 +127,7 @@ impl Target for AtHand {
         port.finish(bio, Ok(()));
     }
 
-    fn read_into(&self, offset: u64, into: Sink<'_>, _port: usize) -> bool {
+    fn read_into(&self, offset: u64, into: CopyTarget<'_>, _port: usize) -> bool {
         let end = offset + into.len() as u64;
         assert!(end <= STORED_BYTES && (offset | end).is_multiple_of(SECTOR), "{offset}..{end}");
         into.store(&vec![7; into.len()]) && offset < STORED_BYTES / 2
@@ -145,7 +145,7 @@ impl Target for AtHand {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: SECTOR as u32, has_discard: true }
+        TargetLimits::new(SECTOR as u32, true)
     }
 
     fn status(&self) -> String {
@@ -200,7 +200,7 @@ impl Bench {
         matches!(self.ring, Virtqueue::Packed(_))
     }
 
-    /// Until the input or the ring is over.
+    /// Until the input or the ring ends.
     fn run(&mut self, input: &mut Input<'_>) {
         for _ in 0..STEPS_MAX {
             if input.is_empty() {
@@ -233,7 +233,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Takes what there is.
+    /// Takes all available requests.
     fn fetch(&mut self) -> Result<(), Violation> {
         let mut chain = Chain::default();
         for _ in 0..2 * ENTRIES {
@@ -278,7 +278,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One of the bios in flight comes back.
+    /// One of the bios in flight completes.
     fn finish(&mut self, nth: usize) -> Result<(), Violation> {
         if self.in_flight.is_empty() {
             return Ok(());
@@ -304,13 +304,13 @@ impl Bench {
         bio
     }
 
-    /// The server dies, or notes that are damaged are found by the next one.
+    /// The server dies, or the next one finds a damaged log.
     fn restart(&mut self, input: &mut Input<'_>) -> Result<(), Violation> {
         self.expected.extend(self.in_flight.drain(..).map(|bio| bio.token as u16));
         let mut used = [0; 2];
         self.memory.load(USED + 2, &mut used)?;
         let used = u16::from_le_bytes(used);
-        // A driver that says other things of the answers than its device may lose what it asked.
+        // A driver that changes the answers that its device wrote may lose its requests.
         if !self.is_packed() && used != self.answered {
             self.expected.clear();
             self.answered = used;
@@ -325,7 +325,7 @@ impl Bench {
     }
 }
 
-/// Every bio is one that a mapped device takes.
+/// A mapped device accepts every bio.
 fn check_bio(bio: &Bio) {
     assert!((bio.offset | bio.len).is_multiple_of(SECTOR) && bio.len <= BIO_BYTES_MAX);
     assert!(bio.offset.checked_add(bio.len).is_some());
@@ -415,7 +415,7 @@ fn device() -> Arc<Device> {
     Device::with_table("memory", LoadedTable::single(Arc::new(linear), STORED_BYTES)).unwrap()
 }
 
-/// What a client has to give.
+/// The memory and descriptors of a client.
 struct Client {
     memory_file: OwnedFd,
     memory: Memory,
@@ -478,7 +478,7 @@ fn file(client: &Client, kind: u8) -> OwnedFd {
     rustix::io::dup(file).unwrap()
 }
 
-/// A message whose payload is mostly of the kind that it needs.
+/// A message, usually with a payload of the right type.
 fn message(client: &Client, input: &mut Input<'_>) -> Result<Option<Message>, Violation> {
     let number = u32::from(input.u8() % 40);
     let mut header = [number.to_le_bytes(), [1, 0, 0, 0], [0; 4]].concat();
@@ -517,7 +517,7 @@ fn message(client: &Client, input: &mut Input<'_>) -> Result<Option<Message>, Vi
     Ok(Some(Message { request, needs_reply: style & 8 == 0, payload, fds }))
 }
 
-/// What every client says first, until its ring is served.
+/// The first messages of every client, until its ring is served.
 fn usual(client: &Client, is_packed: bool) -> Vec<Message> {
     let say = |request, payload, kind: Option<u8>| {
         let fds = kind.into_iter().map(|kind| file(client, kind)).collect();

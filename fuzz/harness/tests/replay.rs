@@ -1,4 +1,4 @@
-//! What the fuzzer found once, for ever: every committed input through its target, then random
+//! Every committed input goes through its target, so that past findings stay fixed; then random
 //! changes of them for some seconds. `UDM_FUZZ_SEED` and `UDM_FUZZ_SECONDS` choose others.
 
 #![allow(clippy::unwrap_used)]

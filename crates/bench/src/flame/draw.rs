@@ -1,5 +1,5 @@
-//! Flamegraphs as SVG: a box for each function, as wide as its part of all samples, on the one that
-//! called it. Nothing runs in them: the pointer shows a box's whole name, paper its beginning.
+//! Flamegraphs as SVG: a box for each function, above its caller, whose width is its share of all
+//! samples. No script runs in them: a tooltip shows a box's whole name, and paper its beginning.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ const CHARACTER: f64 = 5.6;
 /// A function, below those that called it.
 #[derive(Debug, Default)]
 struct Node {
-    /// Samples of it and of what it called; and of the other profile.
+    /// Samples of the function and its callees; and the same in the other profile.
     count: u64,
     before: u64,
     calls: BTreeMap<String, Node>,

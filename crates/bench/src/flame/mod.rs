@@ -1,9 +1,10 @@
-//! Flamegraphs: what the threads of a study execute, in the program and in the kernel, sampled by
-//! the kernel's clock (`perf`), case by case.
+//! Flamegraphs: the code that the threads of a study execute, in the program and in the kernel,
+//! sampled by the kernel's clock (`perf`) for each case.
 //!
-//! A study names its cases by [`case`]; what runs until the guard is dropped belongs to it. Without
-//! `--flame` that does nothing. Samples are of the thread that called [`Recorder::start`] and of
-//! all that it starts: not of other programs, and not of the kernel's own threads.
+//! A study names its cases with [`case`]; the samples until the guard is dropped belong to the
+//! case. Without `--flame`, this does nothing. Samples cover the thread that called
+//! [`Recorder::start`] and all threads that it starts, but not other programs or the kernel's own
+//! threads.
 
 mod draw;
 mod program;
@@ -24,7 +25,7 @@ use crate::results::{Flame, Study};
 
 pub use draw::draw;
 
-/// What ends the name of a function of the kernel, as `perf` folds stacks.
+/// The suffix of the names of kernel functions, as `perf` folds stacks.
 const KERNEL_MARK: &str = "_[k]";
 /// Rings are emptied this often: they hold a few times what comes meanwhile.
 const EMPTIED_EVERY: Duration = Duration::from_millis(10);

@@ -56,7 +56,7 @@ impl Program {
         program
     }
 
-    /// A file that cannot be read, or is none of code, has no names, and ends stacks.
+    /// A file that cannot be read, or that contains no code, gives no names and ends stacks.
     fn add(&mut self, path: &str, mappings: &[Mapping]) {
         // The file of the program itself may have been replaced meanwhile.
         let bytes = match fs::read(path) {

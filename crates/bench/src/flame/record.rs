@@ -1,7 +1,7 @@
 //! Records of the kernel's perf events, as bytes. Lengths in them are checked, not believed: what
 //! does not fit is skipped, and counted.
 
-/// What begins a part of a call chain instead of an address; the largest number that is one.
+/// A marker that begins a part of a call chain, instead of an address. This is the largest marker.
 const CONTEXT_MAX: u64 = -4095_i64 as u64;
 const CONTEXT_KERNEL: u64 = -128_i64 as u64;
 const KIND_LOST: u32 = 2;
@@ -20,21 +20,21 @@ pub const REGS: usize = 4;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample<'a> {
     pub thread: u32,
-    /// Of the kernel, the innermost first.
+    /// The kernel's frames, the innermost first.
     pub kernel: Vec<u64>,
-    /// Of the program, in the kernel's order; none if the thread is the kernel's own.
+    /// The program's registers, in the kernel's order; none if the thread is the kernel's own.
     pub regs: Option<[u64; REGS_MAX]>,
     /// The top of the program's stack.
     pub stack: &'a [u8],
 }
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record<'a> {
     Sample(Sample<'a>),
-    /// This many samples were lost, because nobody took them in time.
+    /// The number of samples that were lost because the ring was full.
     Lost(u64),
-    /// Nothing that is understood.
+    /// An unknown kind of record.
     Other,
     /// Less than it says it is.
     Broken,
@@ -69,7 +69,7 @@ pub fn records(mut bytes: &[u8]) -> impl Iterator<Item = Record<'_>> {
         let len = bytes.get(6..HEADER_BYTES).map(|len| u16::from_le_bytes([len[0], len[1]]));
         let len = usize::from(len.unwrap_or(0));
         if len < HEADER_BYTES || len > bytes.len() {
-            // Where the next one would begin nobody knows.
+            // The position of the next record is unknown.
             bytes = &[];
             return Some(Record::Broken);
         }
@@ -186,7 +186,8 @@ mod tests {
             let found: Vec<Record<'_>> = records(&bytes).collect();
             assert_eq!(found, [Record::Broken, Record::Lost(2)], "{place}: {lie}");
         }
-        // A record that is shorter than its head, or longer than what is there, ends the walk.
+        // A record that is shorter than its header, or longer than the remaining bytes, ends the
+        // walk.
         for len in [0_u16, 7, 9, 4096] {
             let mut bytes = record(KIND_LOST, &[]);
             bytes[6..8].copy_from_slice(&len.to_le_bytes());

@@ -8,7 +8,7 @@ use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
 /// Characters of a name that are shown.
 const NAME_CHARS_MAX: usize = 90;
 
-/// A function: where it begins, how long it is (0: nobody says), and its name.
+/// A function: its start, its length (0: unknown), and its name.
 type Function = (u64, u64, String);
 
 /// Functions by where they begin, in order.
@@ -23,8 +23,8 @@ impl Names {
         Names(found)
     }
 
-    /// The function that `address` lies in: the last one that begins before it, unless it ends
-    /// before it, too. Libraries without a symbol table name only what others may call.
+    /// The function that contains `address`: the last one that begins before it, unless it also
+    /// ends before it. Libraries without a symbol table name only their exported functions.
     pub fn find(&self, address: u64) -> Option<&str> {
         let after = self.0.partition_point(|(start, ..)| *start <= address);
         let (start, len, name) = self.0.get(after.checked_sub(1)?)?;
@@ -96,7 +96,7 @@ pub fn mappings(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(mapping).collect()
 }
 
-/// What has to be added to an address in the file for the one in memory.
+/// The offset from an address in the file to the address in memory.
 pub fn bias(file: &object::File<'_>, mapping: &Mapping) -> Option<u64> {
     // Others may share the page that it begins in, but lie elsewhere in memory.
     let is_code = |segment: &object::Segment<'_, '_>| segment.permissions().executable();

@@ -1,11 +1,11 @@
-//! How fast a `cache` follows its clients: bytes of I/O from a new hot set until nine tenths of
-//! what will be hit in the end are hit. The policies on paper, the kernel's smq among them, and the
-//! engine as it is served.
+//! How fast a `cache` adapts to its clients: bytes of I/O after a change of the hot set until the
+//! hit ratio reaches 90 % of its final value. The simulated policies, including the kernel's smq,
+//! are compared with the engine that udm serves.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::{Cache, OpenOptions, TableArgs};
 use udm::device::{Device, LoadedTable};
 use udm::local::{Local, ManualClock};
@@ -14,9 +14,9 @@ use udm::table::Word;
 use udm::target::Target;
 use udm::units::{BLOCK, MIB, SECOND, SECTOR};
 
-use crate::paper::{CachePolicy, run_watched};
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, ram_disk};
+use crate::simulator::{CachePolicy, run_watched};
 use crate::stats::median;
 use crate::trace::{Request, Trace};
 use crate::unit::Unit;
@@ -39,7 +39,7 @@ const RATE: u64 = 2000;
 /// The engine's background looks at its clock after this many requests.
 const REQUESTS_PER_TICK: u64 = 20;
 
-/// A cache and what is asked of it, in bytes.
+/// The sizes of a cache and of its load, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     cache: u64,
@@ -47,22 +47,22 @@ struct Shape {
     device: u64,
 }
 
-/// What one policy does with a new hot set.
+/// The results of one policy for a new hot set.
 #[derive(Clone, Debug)]
 struct Course {
-    /// Of each window, in percent of the bytes asked for.
+    /// Hits of each window, in percent of the requested bytes.
     hits: Vec<f64>,
 }
 
 impl Course {
-    /// What is hit in the last quarter.
+    /// The hit ratio of the last quarter.
     fn steady(&self) -> f64 {
         let last = &self.hits[self.hits.len() * 3 / 4..];
         last.iter().sum::<f64>() / last.len() as f64
     }
 
-    /// Bytes until a window has nine tenths of that, and those of the next half hot set, too, in
-    /// the mean: two lucky windows are not enough. In hot sets. None: never.
+    /// Bytes, in hot sets, until a window reaches 90 % of the final hit ratio and the windows of
+    /// the next half hot set reach it on average: two lucky windows are not enough. None: never.
     fn until_most(&self) -> Option<f64> {
         let wanted = 0.9 * self.steady();
         let lasts = |next: &[f64]| {
@@ -73,7 +73,7 @@ impl Course {
     }
 }
 
-/// What one policy does, for each size of blocks, each time.
+/// The results of one policy, for each size of blocks and each repeat.
 type Row = Vec<Vec<Course>>;
 
 /// The whole study.

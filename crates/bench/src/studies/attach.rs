@@ -25,14 +25,14 @@ use crate::targets::{
 };
 use crate::unit::Unit;
 
-/// Where the superblock says how many entries there are.
+/// The position of the number of entries in the superblock.
 const BLOCKS_AT: u64 = 16;
 /// The commit counter of a cache that was in use for a while.
 const SEQ: u64 = 1000;
 /// Older versions, and entries without a commit, that a crash leaves at most: a batch.
 const BATCH: u64 = 65_536;
 
-/// What the entries say.
+/// The contents of the entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// All are free.
@@ -45,7 +45,7 @@ enum Left {
 }
 
 const KINDS: [(&str, Left); 3] =
-    [("nothing cached", Left::Free), ("full", Left::Live), ("full, after a crash", Left::Crash)];
+    [("empty", Left::Free), ("full", Left::Live), ("full, after a crash", Left::Crash)];
 
 /// Times of one cache, round by round.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ struct Times {
 }
 
 /// Where caches are made.
-struct Stage {
+struct Fixture {
     path: PathBuf,
     is_memory: bool,
     block_bytes: u32,
@@ -69,13 +69,13 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "recovery",
         "how long attaching takes, by entries",
-        "Metadata as a writecache leaves it is made by hand: with nothing cached, full of blocks \
+        "Metadata as a writecache leaves it is made by hand: empty, full of blocks \
          in random order, and as a crash leaves it (of one batch the entries without their \
          commit, of another the older versions). Then all processors open it, if it is large, in \
          turns with a bare read of the metadata to memory. The first read is timed from the \
          opening of the medium.",
     );
-    let stage = Stage::new(setup, &mut study, counts[counts.len() - 1])?;
+    let fixture = Fixture::new(setup, &mut study, counts[counts.len() - 1])?;
     study.fact("repeats", repeats.to_string());
     let columns = [
         ("bare read", Unit::Nanos),
@@ -93,7 +93,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     for (kind, left) in KINDS {
         let (mut points, mut bare) = (Vec::new(), Vec::new());
         for &count in counts {
-            let times = stage.measure(count, left, repeats)?;
+            let times = fixture.measure(count, left, repeats)?;
             let nanos = median(&times.attach);
             let rate = count as f64 * 1e9 / nanos;
             let label = format!("{} entries, {kind}", Unit::PerSecond.text(count as f64));
@@ -135,9 +135,9 @@ fn claims(study: &mut Study, found: &[Times], counts: &[u64]) {
     study.claims.push(Claim::new(what, &first, Some(Promise::AtMost(50.0))));
 }
 
-impl Stage {
+impl Fixture {
     /// A place for caches of up to `count` entries.
-    fn new(setup: &Setup, study: &mut Study, count: u64) -> Result<Stage> {
+    fn new(setup: &Setup, study: &mut Study, count: u64) -> Result<Fixture> {
         study.fact("target", setup.target.name());
         let is_memory = setup.target == TargetName::WritecacheP;
         // All of a file in memory is there; on a disk, only what is written.
@@ -147,14 +147,14 @@ impl Stage {
         };
         let bytes = (count + 2048) * (u64::from(block_bytes) + ENTRY_BYTES);
         let path = setup.cache_path(folder, "recovery", bytes)?;
-        let stage = Stage { path, is_memory, block_bytes };
+        let fixture = Fixture { path, is_memory, block_bytes };
         let cache = match is_memory {
-            true => memory_in_words(&open_untouched(&stage.path)?),
-            false => disk_in_words(&stage.path, &open_disk(&stage.path)?),
+            true => memory_in_words(&open_untouched(&fixture.path)?),
+            false => disk_in_words(&fixture.path, &open_disk(&fixture.path)?),
         };
         study.fact("cache", cache);
         study.fact("bytes of a block", block_bytes.to_string());
-        Ok(stage)
+        Ok(fixture)
     }
 
     fn open(&self) -> Result<Ground> {
@@ -197,8 +197,17 @@ impl Stage {
         format(&medium, 0, self.block_bytes)?;
         let (_, geometry) = load_geometry(&medium, 0, Some(self.block_bytes))?;
         ensure!(geometry.blocks >= count, "the cache device is too small");
-        medium.store(geometry.entry_at(0), &entries(count, left, geometry.block_sectors()))?;
+        let entries = entries(count, left, geometry.block_sectors());
+        medium.store(geometry.entry_at(0), &entries)?;
         medium.store(BLOCKS_AT, &count.to_le_bytes())?;
+        // The block of the first read has data: a hole in the file would be a loss.
+        let (_, geometry) = load_geometry(&medium, 0, Some(self.block_bytes))?;
+        for (nth, entry) in entries.chunks_exact(ENTRY_BYTES as usize).enumerate() {
+            if entry.starts_with(&[0; 8]) {
+                let block = vec![1; self.block_bytes as usize];
+                medium.store(geometry.block_at(nth as u64), &block)?;
+            }
+        }
         medium.store(SEQ_COUNT_AT, &SEQ.to_le_bytes())?;
         Ok(medium.settle()?)
     }
@@ -217,11 +226,11 @@ impl Stage {
     /// Nanoseconds of the attach, and those until the first read was done.
     fn attach(&self, count: u64, left: Left) -> Result<(f64, f64)> {
         let block_bytes = u64::from(self.block_bytes);
-        let origin = ram_disk(Stage::origin_blocks(count) * block_bytes);
+        let origin = ram_disk(Fixture::origin_blocks(count) * block_bytes);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let options = OpenOptions { threads, ..OpenOptions::new(1) };
         let words = format!("{block_bytes} 0");
-        // The time does not include the end of what the one before started.
+        // The time does not include the end of the previous device's work.
         drop(self.open()?);
         let start = Instant::now();
         let ground = self.open()?;
@@ -246,13 +255,13 @@ fn batch(count: u64) -> u64 {
     BATCH.min(count / 16)
 }
 
-/// `count` entries that say what was `left`, as they are on the medium.
+/// `count` entries in the state `left`, as they are on the medium.
 fn entries(count: u64, left: Left, block_sectors: u64) -> Vec<u8> {
     if left == Left::Free {
         return vec![0xFF; (count * ENTRY_BYTES) as usize];
     }
     let mut prng = Prng::new(count);
-    let mut blocks: Vec<u64> = (0..Stage::origin_blocks(count)).collect();
+    let mut blocks: Vec<u64> = (0..Fixture::origin_blocks(count)).collect();
     for nth in 0..blocks.len() - 1 {
         let other = nth + prng.below((blocks.len() - nth) as u64) as usize;
         blocks.swap(nth, other);

@@ -33,7 +33,7 @@ const COLUMNS: [(&str, Unit); 7] = [
 ];
 const PERCENTS: [f64; 7] = [10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 
-/// One contender's repeats of one load: what the columns tell, percentiles, rates over time.
+/// One subject's repeats of one load: the columns' values, percentiles, rates over time.
 #[derive(Debug, Default)]
 struct Measured {
     values: [Vec<f64>; COLUMNS.len()],
@@ -112,8 +112,8 @@ fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()
     let cached = setup.target(study, disk.clone(), "0")?;
     study.fact("load", job.text());
     study.fact("repeats", repeats.to_string());
-    // Both devices have the same disk below. That what one writes surprises the other hurts
-    // nobody here.
+    // Both devices have the same disk below. Here it does no harm that each one's writes change the
+    // other's data.
     let devices = [linear_device(disk)?, cached];
     let sockets = ["alone", "cached"].map(|name| setup.places.memory.path(name));
     let with_fio = has_fio_nbd();

@@ -1,17 +1,17 @@
-//! Which instructions copy fastest to the cache device: the table of the dm-writecache study, for
-//! this machine, with what udm chooses from it.
+//! Which instructions copy fastest to the cache device: the table of the dm-writecache study for
+//! this machine, with udm's choice.
 //!
 //! The result is remembered: servers that open such a medium on this machine use it.
 
 use anyhow::{Context, Result};
+use udm::pmem::calibrate::{
+    Contender, Pattern, SCRATCH_BYTES, SIZES, Times, candidates, choose, measure,
+};
+use udm::pmem::copies::{Key, remember, state_dir};
 use udm::pmem::copy::{CopyPlan, Primitive};
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::pmem::{Persistence, Pmem};
 
-use crate::calibrate::{
-    Contender, Key, Pattern, SCRATCH_BYTES, SIZES, Times, candidates, choose, measure, remember,
-    state_dir,
-};
 use crate::libpmem::Libpmem;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::Setup;
@@ -43,13 +43,14 @@ pub fn run(setup: &Setup) -> Result<Study> {
     );
     study.fact("medium", format!("{}, {}", pmem.medium().name, pmem.medium().description));
     if primitives.is_empty() || pmem.medium().persistence != Persistence::Cpu {
-        study.notes.push("Stores to this medium are durable by msync: nothing to choose.".into());
+        study.notes.push("Stores to this medium become durable by msync only.".into());
         return Ok(study);
     }
     let plan = find_plan(&mut pmem, &primitives, rounds)?;
     let mut contenders: Vec<_> = primitives.iter().map(|one| Contender::Only(*one)).collect();
     contenders.push(Contender::Plan(plan));
-    contenders.extend(library.as_ref().map(Contender::Libpmem));
+    let copy = library.as_ref().map(|library| |at: u64, bytes: &[u8]| library.store(at, bytes));
+    contenders.extend(copy.as_ref().map(|copy| Contender::Other(copy)));
     let times = measure(&mut pmem, &contenders, rounds).context("the medium failed")?;
     let view =
         View { primitives: &primitives, plan, times: &times, has_library: library.is_some() };
@@ -59,7 +60,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     match remembered {
         Some(Ok(path)) => study.fact("remembered in", path.display().to_string()),
         Some(Err(error)) => study.notes.push(format!("It could not be remembered: {error}.")),
-        None => study.notes.push("There is no state directory to remember it in.".into()),
+        None => study.notes.push("It could not be remembered: no state directory.".into()),
     }
     Ok(study)
 }
@@ -72,7 +73,7 @@ fn find_plan(pmem: &mut DaxPmem, primitives: &[Primitive], rounds: usize) -> Res
     Ok(choose(primitives, &times))
 }
 
-/// What was measured: first each primitive, then udm, then libpmem.
+/// The measurements: first each primitive, then udm, then libpmem.
 struct View<'a> {
     primitives: &'a [Primitive],
     plan: CopyPlan,

@@ -1,4 +1,4 @@
-//! What a cache costs besides time: memory for each cached block, and bytes written to the cache
+//! The cost of a cache in space: memory for each cached block, and bytes written to the cache
 //! device for each byte that clients write.
 
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use udm::writecache::OpenOptions;
 use udm::writecache::layout::Geometry;
 
 use crate::args::TargetName;
+use crate::background::Background;
 use crate::counting::{CountingDisk, CountingPmem, Written};
 use crate::heap::bytes_in_use;
-use crate::keeper::Keeper;
 use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Setup, open_disk, open_pmem, ram_disk};
@@ -50,7 +50,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "footprint",
         "memory per block, and bytes written per byte",
-        "Random writes; bytes stored to the cache device are counted at its door, once while \
+        "Random writes; bytes stored to the cache device are counted at its interface, once while \
          clients write (data and keys, or entries and counters) and once more until all is \
          written back and collected. Memory is what the process has asked for after distinct \
          blocks were cached, less what it had before. A writecache has all of it from the start, \
@@ -130,7 +130,7 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
     study.tables.push(table);
     study.plots.push(plot);
     drop(writer);
-    Keeper::new(&cache.device, Ring::without_kernel())?.drain();
+    Background::new(&cache.device, Ring::without_kernel())?.drain();
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn writecache_memory_by_blocks(setup: &Setup, study: &mut Study) -> Result<()> {
         table.row(format!("{count} blocks"), &[bytes, bytes / count as f64]);
         points.push((count as f64, bytes / count as f64));
     }
-    // What a cache of any size needs is not counted for its blocks.
+    // The memory that a cache of any size needs is not counted for its blocks.
     let (least, most) = (points[0], points[points.len() - 1]);
     let per_block = (most.1 * most.0 - least.1 * least.0) / (most.0 - least.0);
     plot.add(setup.target.name(), points);
@@ -220,7 +220,7 @@ fn writecache_memory_of(setup: &Setup, count: u64) -> Result<u64> {
     // With it go the buffers of its I/O, which do not depend on the number of blocks.
     drop(writer);
     let bytes = bytes_in_use() - before;
-    Keeper::new(&device, Ring::new(64)?)?.drain();
+    Background::new(&device, Ring::new(64)?)?.drain();
     Ok(bytes)
 }
 
@@ -247,8 +247,7 @@ impl Writer {
     }
 }
 
-/// Bytes stored per byte: while writing, until all is written back, and those of a writecache's
-/// metadata.
+/// Bytes stored per byte: while writing, until all is written back, and of a writecache's metadata.
 fn amplification(setup: &Setup, load: &Load, amount: u64) -> Result<[f64; 3]> {
     let (_, len, fua, flush_every) = *load;
     let written = Arc::new(Written::default());
@@ -266,7 +265,7 @@ fn amplification(setup: &Setup, load: &Load, amount: u64) -> Result<[f64; 3]> {
     drop(writer);
     let per_byte = |bytes: u64| bytes as f64 / amount as f64;
     let while_writing = per_byte(written.now().0 - before);
-    Keeper::new(&device, Ring::new(64)?)?.drain();
+    Background::new(&device, Ring::new(64)?)?.drain();
     let (bytes, metadata) = written.now();
     Ok([while_writing, per_byte(bytes - before), per_byte(metadata - metadata_before)])
 }

@@ -1,5 +1,5 @@
-//! What stays in the cache: the share of references that find their block there, for the engine
-//! itself with each of its policies, and for policies from the literature on paper.
+//! Hit ratios: the share of references that find their block in the cache, for the engine itself
+//! with each of its policies, and for simulated policies from the literature.
 
 mod blocks;
 mod served;
@@ -15,6 +15,7 @@ use udm::pcache::layout::Geometry;
 use udm::pcache::{OpenOptions, shared_words};
 use udm::pmem::Pmem;
 use udm::shm::SharedWords;
+use udm::topology::Topology;
 use udm::units::{BLOCK, SECOND};
 
 use crate::pcache_rig::PcacheRig;
@@ -32,7 +33,7 @@ const SIZES_SMALL: [f64; 5] = [1.0, 5.0, 10.0, 20.0, 40.0];
 const ENGINES: [(&str, &str); 2] =
     [("udm, fifo", "0 retention fifo"), ("udm, hot", "0 retention hot")];
 const HOT: usize = 1;
-/// Of the policies on paper, those that do not know the future.
+/// The number of simulated policies that do not know the future.
 const ABLE: usize = 4;
 /// Segments of the cache that is scaled down: as many as one of 16 GiB has.
 const SEGMENTS: u64 = 1023;
@@ -75,8 +76,8 @@ struct Found {
     sizes: Vec<(f64, u64)>,
     engine: Vec<(&'static str, Vec<f64>)>,
     on_paper: Vec<(&'static str, Vec<f64>)>,
-    /// Blocks that the engine with `retention hot` had on average, and what the best policy on
-    /// paper keeps with this many.
+    /// The average number of blocks in the engine with `retention hot`, and the hit ratio of the
+    /// best simulated policy with this many.
     held: Vec<(u64, f64)>,
 }
 
@@ -95,7 +96,7 @@ impl Found {
 pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "hitratio",
-        "what stays in the cache: the share of references that find their block there",
+        "hit ratio: the share of references whose block is cached",
         "The requests of a trace go to the engine, in front of a disk without content. The cache \
          is scaled down with its segments: log, reserves and half-filled segments count as cache, \
          the fixed 12 KiB of each segment do not. The other policies are computed on paper: they \
@@ -119,7 +120,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
         differences(&mut study, &found);
     }
     for one in &found {
-        // What is made up says little of the world.
+        // Results for synthetic traces do not carry over to real loads.
         let promise = (!setup.traces().is_empty()).then_some(Promise::AtLeast(1.0));
         let best = one.engine[HOT].1.iter().zip(one.differences());
         let least = best
@@ -232,8 +233,9 @@ fn show(study: &mut Study, found: &Found) {
     study.tables.push(price_of_the_log(found, &columns));
 }
 
-/// What is lost to old copies, to the log and to reserves, and what to the choice of what stays:
-/// policies on paper have no old copies, and are asked about as many blocks as the engine had.
+/// The loss to old copies, to the log and to reserves, and the loss to the choice of evicted
+/// blocks. Simulated policies do not keep old copies, and are measured with as many blocks as the
+/// engine had.
 fn price_of_the_log(found: &Found, columns: &[(&str, Unit)]) -> Table {
     let title = format!(
         "{}: of the cache's room, what `retention hot` had on average in the second half, and the \
@@ -273,7 +275,7 @@ fn differences(study: &mut Study, found: &[Found]) {
     study.tables.push(table);
 }
 
-/// Cache sizes: in percent of the different blocks, 0 if somebody named blocks; and in blocks.
+/// Cache sizes: in percent of the different blocks, 0 if the user named blocks; and in blocks.
 fn sizes(setup: &Setup, unique: usize) -> Vec<(f64, u64)> {
     let blocks_min = 8 * SEGMENT_BLOCKS_MIN;
     if !setup.cache_blocks().is_empty() {
@@ -291,7 +293,7 @@ fn sizes(setup: &Setup, unique: usize) -> Vec<(f64, u64)> {
     sizes
 }
 
-/// What one run found.
+/// The results of one run.
 struct Counts {
     references: u64,
     hits: u64,
@@ -316,12 +318,13 @@ fn measure(setup: &Setup, name: &str, trace: &Trace, blocks: u64, words: &str) -
         block_bytes: 512,
         atomic_bytes: 512,
         has_discard: false,
+        topology: Topology::default(),
         identity: "void".into(),
         kernel_name: "void".into(),
     });
     let mut options = OpenOptions::new(1);
     options.geometry = geometry;
-    // An open key set is as large as ever, and must be small beside the cache.
+    // An open key set has its usual size, and must be small compared with the cache.
     options.stripes = 1;
     let shared = SharedWords::private(shared_words(options.stripes));
     let cache = PcacheRig::open_with(name, pmem, Arc::new(disk), words, shared, &options)?;

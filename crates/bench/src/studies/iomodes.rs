@@ -1,13 +1,14 @@
-//! What each mode of I/O is worth, as a published study of the modes on XFS asks it: a single
-//! client, four writers (A), readers beside a bulk writer (C), writers beside buffered readers (D),
-//! a writer beside a buffered one (E), and what stays in memory.
+//! The modes of I/O compared, as in a published study of the modes on XFS: a single client, four
+//! writers (A), readers during a bulk write (C), writers among buffered readers (D), a writer next
+//! to a buffered one (E), and the memory that is used.
 //!
-//! The rows are in the published order, and its figures stand beside ours where they are known. It
-//! ran on 80 processors with 256 GiB and an NVMe disk: compare how rows relate, not the rows.
+//! The rows are in the published order, and the published figures are next to ours where they are
+//! known. That study ran on 80 processors with 256 GiB and an NVMe disk: compare the ratios of
+//! rows, not the rows.
 
+mod parallel;
 mod pressure;
 mod price;
-mod scene;
 mod second;
 
 use std::path::{Path, PathBuf};
@@ -17,17 +18,17 @@ use anyhow::Result;
 use udm::disk::{IoMode, LAZY_WINDOW_BYTES};
 use udm::units::{KIB, MIB};
 
+use self::parallel::{Client, Outcome, play};
 use self::pressure::Pressure;
-use self::scene::{Client, Outcome, play};
 use self::second::Checked;
 use super::pagecache::is_unsupported;
 use crate::flame;
 use crate::job::{Job, Rw};
-use crate::machine::file_system;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, write_out};
 use crate::stats::{Histogram, median, ratios};
 use crate::unit::Unit;
+use udm_export::check::file_system;
 
 const MODES: [(&str, IoMode); 4] = [
     ("buffered", IoMode::Buffered),
@@ -56,11 +57,12 @@ const PUBLISHED_SEQUENTIAL: [[f64; 4]; 4] = [
 const PUBLISHED_FOUR: [f64; 4] = [58.0, f64::NAN, f64::NAN, 388.0];
 
 /// The files, and how they are used.
-struct Stage<'a> {
+struct Fixture<'a> {
     setup: &'a Setup,
     repeats: usize,
-    /// Each of twice the memory. Of a smaller one, what is written over again may never have been
-    /// written out: one of four buffered writers then lives in memory, far above the disk's rate.
+    /// Each file has twice the memory's size. With smaller files, pages may be overwritten before
+    /// they are written out: one of four buffered writers then writes only to memory, far above the
+    /// disk's rate.
     files: [PathBuf; 4],
     file_bytes: u64,
 }
@@ -111,37 +113,37 @@ impl Row {
 pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "iomodes",
-        "what each mode of I/O is worth, alone and beside others",
+        "the modes of I/O, alone and next to others",
         "Files on the backing file system, without a cache in front; a writer's rate counts until \
          the flush at its end. Cached and unwritten are cachestat's, every 0.5 ms if that takes at \
          most a twentieth of a processor, else less often. Published: a study of these modes in \
          the kernel, on XFS and NVMe with 80 processors and 256 GiB.",
     );
-    let stage = Stage::new(setup)?;
-    let memory = (stage.file_bytes / 2).max(256 * MIB);
+    let fixture = Fixture::new(setup)?;
+    let memory = (fixture.file_bytes / 2).max(256 * MIB);
     let pressure = Pressure::of(memory);
-    study.fact("files", file_system(&stage.files[0]));
-    study.fact("repeats", stage.repeats.to_string());
-    study.fact("size of each file", Unit::Bytes.text(stage.file_bytes as f64));
+    study.fact("files", file_system(&fixture.files[0]));
+    study.fact("repeats", fixture.repeats.to_string());
+    study.fact("size of each file", Unit::Bytes.text(fixture.file_bytes as f64));
     match &pressure {
         Ok(_) => study.fact("memory", Unit::Bytes.text(memory as f64)),
-        Err(why) => study.notes.push(format!("nothing pressed on the page cache: {why}")),
+        Err(why) => study.notes.push(format!("no memory pressure on the page cache: {why}")),
     }
     study.fact("published, four writers", "p99.9 of buffered 58 ms, of lazy 329 to 447 ms");
     let mut checked = Checked::default();
-    single(&stage, &mut study, &mut checked)?;
-    four(&stage, &mut study, &mut checked)?;
-    beside(&stage, &mut study, &mut checked)?;
-    against(&stage, &mut study, &mut checked)?;
-    windows(&stage, &mut study)?;
+    single(&fixture, &mut study, &mut checked)?;
+    four(&fixture, &mut study, &mut checked)?;
+    beside(&fixture, &mut study, &mut checked)?;
+    against(&fixture, &mut study, &mut checked)?;
+    windows(&fixture, &mut study)?;
     price::add(setup, &mut study)?;
     checked.show(&mut study);
     drop(pressure);
     Ok(study)
 }
 
-impl Stage<'_> {
-    fn new(setup: &Setup) -> Result<Stage<'_>> {
+impl Fixture<'_> {
+    fn new(setup: &Setup) -> Result<Fixture<'_>> {
         let own = setup.choose(512 * MIB, 1024 * MIB);
         let file_bytes = setup.asked().size.unwrap_or(own).next_multiple_of(4 * MIB);
         let make = |nth: usize| {
@@ -150,7 +152,7 @@ impl Stage<'_> {
             Ok::<PathBuf, anyhow::Error>(path)
         };
         let files = [make(0)?, make(1)?, make(2)?, make(3)?];
-        Ok(Stage { setup, repeats: setup.repeats(1, 10), files, file_bytes })
+        Ok(Fixture { setup, repeats: setup.repeats(1, 10), files, file_bytes })
     }
 
     /// A client of one file, for as long as the others.
@@ -189,7 +191,7 @@ impl Stage<'_> {
 }
 
 /// One client: sequential and random, write and read.
-fn single(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
+fn single(fixture: &Fixture<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let loads = [
         ("sequential write", Rw::Write, MIB),
         ("random write", Rw::Randwrite, 4 * KIB),
@@ -199,9 +201,11 @@ fn single(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
     for (name, rw, bs) in loads {
         let mut rows: Vec<Row> = MODES
             .iter()
-            .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.files[0], *io, rw, bs, 16)]))
+            .map(|(mode, io)| {
+                Row::new(*mode, vec![fixture.client(&fixture.files[0], *io, rw, bs, 16)])
+            })
             .collect();
-        stage.play(&format!("Single client, {name}"), &mut rows, study)?;
+        fixture.play(&format!("Single client, {name}"), &mut rows, study)?;
         checked.check(&format!("Single client, {name}"), &rows);
         let is_write = matches!(rw, Rw::Write | Rw::Randwrite);
         show_single(study, name, &rows, is_write, bs);
@@ -286,7 +290,7 @@ fn claim_within(study: &mut Study, name: &str, lazy: &Row) {
     let mut parts = lazy.each(|outcome| outcome.peak_unclean / window);
     parts.retain(|part| !part.is_nan());
     if parts.is_empty() {
-        let note = format!("{name}: what was unwritten is not known: the kernel does not say.");
+        let note = format!("{name}: the kernel does not report unwritten data.");
         return study.notes.push(note);
     }
     let what = format!("{name}: unwritten / (window + 1 MiB)");
@@ -299,13 +303,13 @@ fn over_time(title: &str) -> Plot {
 }
 
 /// A: four writers, each its own file.
-fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
+fn four(fixture: &Fixture<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let writers = |io: IoMode| -> Vec<Client> {
-        let one = |path: &PathBuf| stage.client(path, io, Rw::Write, MIB, 1);
-        stage.files.iter().map(one).collect()
+        let one = |path: &PathBuf| fixture.client(path, io, Rw::Write, MIB, 1);
+        fixture.files.iter().map(one).collect()
     };
     let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
-    stage.play("A: four writers", &mut rows, study)?;
+    fixture.play("A: four writers", &mut rows, study)?;
     checked.check("A: four writers", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
@@ -336,8 +340,8 @@ fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<(
             PUBLISHED_FOUR[nth] * MS,
         ];
         table.row(&row.name, &medians);
-        for writer in 0..stage.files.len() {
-            let of = |measure: fn(&scene::Played) -> f64| {
+        for writer in 0..fixture.files.len() {
+            let of = |measure: fn(&parallel::Played) -> f64| {
                 row.median(|outcome| measure(&outcome.clients[writer]))
             };
             let p99 = of(|client| client.reached.writes.percentile(99.0));
@@ -366,25 +370,25 @@ fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<(
 }
 
 /// C and D: a bulk writer and three readers, all in one mode; and the same with buffered readers.
-fn beside(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
+fn beside(fixture: &Fixture<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     for (title, readers) in [
         ("C: a bulk writer and three readers, in one mode", None),
         ("D: a bulk writer and three buffered readers", Some(IoMode::Buffered)),
     ] {
         let clients = |io: IoMode| -> Vec<Client> {
             let read = |path: &PathBuf| {
-                let mut reader = stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
+                let mut reader = fixture.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
                 // Half of what memory holds: it is read again while a writer leaves it there.
-                reader.job.size = stage.file_bytes / 4;
+                reader.job.size = fixture.file_bytes / 4;
                 reader
             };
-            let [written, read_ones @ ..] = &stage.files;
-            let writer = stage.client(written, io, Rw::Write, MIB, 1);
+            let [written, read_ones @ ..] = &fixture.files;
+            let writer = fixture.client(written, io, Rw::Write, MIB, 1);
             [writer].into_iter().chain(read_ones.iter().map(read)).collect()
         };
         let mut rows: Vec<Row> =
             MODES.iter().map(|(mode, io)| Row::new(*mode, clients(*io))).collect();
-        stage.play(title, &mut rows, study)?;
+        fixture.play(title, &mut rows, study)?;
         checked.check(title, &rows);
         let columns = [
             ("writer MB/s", Unit::MbPerSecond),
@@ -426,24 +430,24 @@ fn claim_mixed(study: &mut Study, rows: &[Row]) {
     let p999 = ratios(&lazy.percentiles(false, 99.9), &buffered.percentiles(false, 99.9));
     let claims = [
         ("D: lazy writer / buffered writer", rates(true), Promise::AtLeast(1.3)),
-        ("D: readers beside it / beside a buffered one", rates(false), Promise::AtLeast(0.9)),
-        ("D: p99.9 of these readers / of those", p999, Promise::AtMost(2.0)),
+        ("D: readers next to lazy / next to buffered", rates(false), Promise::AtLeast(0.9)),
+        ("D: p99.9 of readers, lazy / buffered", p999, Promise::AtMost(2.0)),
     ];
     for (what, measured, promise) in claims {
         study.claims.push(Claim::new(what, &measured, Some(promise)));
     }
 }
 
-/// E: a writer of each mode beside a buffered one.
-fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
+/// E: a writer of each mode next to a buffered one.
+fn against(fixture: &Fixture<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let clients = |io: IoMode| -> Vec<Client> {
-        let pair = [(&stage.files[0], io), (&stage.files[1], IoMode::Buffered)];
-        pair.map(|(path, io)| stage.client(path, io, Rw::Write, MIB, 1)).into()
+        let pair = [(&fixture.files[0], io), (&fixture.files[1], IoMode::Buffered)];
+        pair.map(|(path, io)| fixture.client(path, io, Rw::Write, MIB, 1)).into()
     };
     let row = |(mode, io): &(&str, IoMode)| Row::new(format!("{mode}, buffered"), clients(*io));
     let mut rows: Vec<Row> = MODES.iter().map(row).collect();
-    stage.play("E: a writer beside a buffered one", &mut rows, study)?;
-    checked.check("E: a writer beside a buffered one", &rows);
+    fixture.play("E: a writer next to a buffered writer", &mut rows, study)?;
+    checked.check("E: a writer next to a buffered writer", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
         ("first MB/s", Unit::MbPerSecond),
@@ -451,7 +455,7 @@ fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Resul
         ("first p99.9", Unit::Nanos),
         ("buffered p99.9", Unit::Nanos),
     ];
-    let mut table = Table::new("E: a writer beside a buffered one", &columns);
+    let mut table = Table::new("E: a writer next to a buffered writer", &columns);
     for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
         let rate = |nth: usize| row.median(|outcome| outcome.clients[nth].rate);
         let p999 =
@@ -467,15 +471,15 @@ fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Resul
     Ok(())
 }
 
-/// What a window costs: four lazy writers, and one of scattered pages.
-fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+/// The cost of a window: four lazy writers, and one of scattered pages.
+fn windows(fixture: &Fixture<'_>, study: &mut Study) -> Result<()> {
     let within = |mut clients: Vec<Client>, window: u64| {
         clients.iter_mut().for_each(|client| client.window = Some(window * MIB));
         clients
     };
-    let lazy = |path: &Path, rw, bs, depth| stage.client(path, IoMode::Lazy, rw, bs, depth);
-    let four = || stage.files.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
-    let scattered = || vec![lazy(&stage.files[0], Rw::Randwrite, 4 * KIB, 16)];
+    let lazy = |path: &Path, rw, bs, depth| fixture.client(path, IoMode::Lazy, rw, bs, depth);
+    let four = || fixture.files.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
+    let scattered = || vec![lazy(&fixture.files[0], Rw::Randwrite, 4 * KIB, 16)];
     let columns = [
         ("four MB/s", Unit::MbPerSecond),
         ("four p99.9", Unit::Nanos),
@@ -487,10 +491,10 @@ fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
     let name = |window: &u64| format!("{window} MiB");
     let row = |window: &u64| Row::new(name(window), within(four(), *window));
     let mut rows: Vec<Row> = WINDOWS.iter().map(row).collect();
-    stage.play("Footprint: four lazy writers, by window", &mut rows, study)?;
+    fixture.play("Footprint: four lazy writers, by window", &mut rows, study)?;
     let row = |window: &u64| Row::new(name(window), within(scattered(), *window));
     let mut random: Vec<Row> = WINDOWS.iter().map(row).collect();
-    stage.play("Footprint: random lazy writes, by window", &mut random, study)?;
+    fixture.play("Footprint: random lazy writes, by window", &mut random, study)?;
     let mut table = Table::new("Footprint: lazy, by its window", &columns);
     for (row, random) in rows.iter().zip(&random) {
         let spent = |outcome: &Outcome| {

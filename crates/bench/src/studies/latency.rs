@@ -66,7 +66,7 @@ impl Kind {
                 return self.all.worst();
             }
             let counts = self.all.count() as f64 * (1.0 - PERCENTS[nth] / 100.0);
-            // What fewer than two requests exceed says nothing.
+            // A percentile with fewer than two requests above it is not significant.
             return if counts < 2.0 { f64::NAN } else { self.all.percentile(PERCENTS[nth]) };
         }
         median(&self.curves.iter().map(|curve| curve[nth]).collect::<Vec<_>>())
@@ -84,7 +84,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "latency",
         "how long each kind of request takes",
         "4 KiB, one request at a time, in process and with fio over NBD, on a cache that was \
-         filled three times, while write-back and collection run beside. Flush: a write and the \
+         filled three times, during write-back and collection. Flush: a write and the \
          flush behind it; a read miss goes to the backing device and is cached. Looking at the \
          clock is in each time in process.",
     );
@@ -131,7 +131,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     Ok(study)
 }
 
-/// The part of the device that is only read, each block once: what misses is cached.
+/// The part of the device that is only read, each block once: misses are cached.
 struct Misses {
     from: u64,
     blocks: u64,
@@ -159,7 +159,7 @@ impl Misses {
     }
 }
 
-/// Bytes that are written; what is after them is only read.
+/// Bytes that are written; the bytes after them are only read.
 fn span(setup: &Setup) -> Result<u64> {
     Ok(setup.backing_bytes()?.min(256 * MIB) / 2)
 }

@@ -6,7 +6,7 @@ mod attach;
 mod compare;
 mod copy;
 mod dmcache;
-mod doors;
+mod exports;
 mod footprint;
 mod hitratio;
 mod iomodes;
@@ -37,7 +37,7 @@ pub const STUDIES_OF_ALL: [&str; 17] = [
     "scaling",
     "write",
     "nbd",
-    "doors",
+    "exports",
     "writeback",
     "recovery",
     "footprint",
@@ -78,7 +78,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Scaling => scaling::run(setup),
         StudyName::Write => pcache_write::run(setup),
         StudyName::Nbd => nbd::run(setup),
-        StudyName::Doors => doors::run(setup),
+        StudyName::Exports => exports::run(setup),
         StudyName::Writeback => writeback::run(setup),
         StudyName::Recovery if setup.target == TargetName::Pcache => recovery::run(setup),
         StudyName::Recovery => attach::run(setup),
@@ -89,7 +89,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Hitratio => hitratio::run(setup),
         StudyName::Adapt => adapt::run(setup),
         StudyName::Dmcache => dmcache::run(setup),
-        StudyName::All => bail!("it stands for several studies"),
+        StudyName::All => bail!("'all' is not a single study"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! What the modes of I/O are worth to a cache: pcache and writecache over a file, in each mode. How
-//! fast dirty data gets there, what clients feel meanwhile, and what memory it takes.
+//! The modes of I/O for a cache: pcache and writecache over a file, in each mode. The rate of
+//! write-back, the latency of clients, and the memory that each mode takes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use udm::units::{KIB, MIB};
 
 use super::pagecache::is_unsupported;
 use super::writeback::make_dirty;
+use crate::background::Background;
 use crate::job::{Job, Rw};
-use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Study, Table};
 use crate::rig::{CACHE_BYTES, Setup, open_disk_in, open_pmem, settle};
 use crate::stats::{Histogram, median, ratios};
@@ -27,7 +27,7 @@ use crate::{flame, load};
 const TARGETS: [&str; 2] = ["pcache", "writecache"];
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
 
-/// What a target reached over a file in one mode, repeat by repeat.
+/// The results of a target over a file in one mode, repeat by repeat.
 #[derive(Debug, Default)]
 struct Found {
     drain: Vec<f64>,
@@ -71,7 +71,7 @@ fn run(setup: &Setup, mut study: Study, rw: Rw) -> Result<Study> {
     let runtime = setup.choose(Duration::from_millis(300), Duration::from_secs(2));
     let own = Job { rw, bs: 4 * KIB, size, runtime, io_size: 1 << 40, ..Job::default() };
     let job = Job { size, ..setup.job(own) };
-    study.fact("file", format!("{} on {}", path.display(), crate::machine::file_system(&path)));
+    study.fact("file", format!("{} on {}", path.display(), udm_export::check::file_system(&path)));
     study.fact("dirty", Unit::Bytes.text(dirty_bytes as f64));
     study.fact("load", job.text());
     let repeats = setup.repeats(2, 10);
@@ -83,8 +83,8 @@ fn run(setup: &Setup, mut study: Study, rw: Rw) -> Result<Study> {
         for (target, found) in TARGETS.iter().zip(&mut found) {
             for ((name, io), found) in modes.iter().zip(found) {
                 let job = Job { randseed: repeat as u64 + 1, ..job.clone() };
-                let stage = Stage { setup, path: &path, cache: &cache, dirty_bytes, job };
-                match stage.once(target, name, *io, found) {
+                let fixture = Fixture { setup, path: &path, cache: &cache, dirty_bytes, job };
+                match fixture.once(target, name, *io, found) {
                     Err(error) if is_unsupported(&error) => {
                         let note = format!("{name} was not measured: {error:#}");
                         if !study.notes.contains(&note) {
@@ -102,7 +102,7 @@ fn run(setup: &Setup, mut study: Study, rw: Rw) -> Result<Study> {
 }
 
 /// What each measure is made with.
-struct Stage<'a> {
+struct Fixture<'a> {
     setup: &'a Setup,
     path: &'a PathBuf,
     cache: &'a PathBuf,
@@ -110,7 +110,7 @@ struct Stage<'a> {
     job: Job,
 }
 
-impl Stage<'_> {
+impl Fixture<'_> {
     /// A fresh cache over the file in this mode.
     fn device(&self, target: &str, disk: &Arc<FileDisk>) -> Result<Arc<Device>> {
         if target == TARGETS[0] {
@@ -150,18 +150,18 @@ impl Stage<'_> {
         let round = self.job.randseed as usize;
         let size = device.size_bytes().min(self.job.size);
         make_dirty(device, round, size, self.dirty_bytes, 0)?;
-        ensure!(device.dirty().bytes > 0, "nothing is dirty");
-        let mut keeper = Keeper::new(device, Ring::new(64)?)?;
+        ensure!(device.dirty().bytes > 0, "the device has no dirty data");
+        let mut background = Background::new(device, Ring::new(64)?)?;
         let case = flame::case(format!("{name}: write-back alone"));
         let begun = Instant::now();
-        keeper.drain();
+        background.drain();
         let seconds = begun.elapsed().as_secs_f64();
-        drop((case, keeper));
+        drop((case, background));
         found.drain.push(self.dirty_bytes as f64 / 1e6 / seconds.max(1e-9));
 
         make_dirty(device, round + 1000, size, self.dirty_bytes, 0)?;
         let background = Queue::background("udm-background", device)?;
-        let _case = flame::case(format!("{name}: clients beside write-back"));
+        let _case = flame::case(format!("{name}: clients during write-back"));
         device.set_draining(true);
         let reached = load::run(device, &self.job)?;
         settle(device)?;
@@ -202,7 +202,7 @@ fn show(study: &mut Study, modes: &[&str], found: &[Vec<Found>]) {
     ];
     let mut table = Table::new("A cache over a file, by the way to the file", &columns);
     let mut drain = Plot::bars("Write-back alone", modes, Axis::linear("MB/s", Unit::Number));
-    let title = "p99.9 of clients' writes beside write-back";
+    let title = "p99.9 of clients' writes during write-back";
     let mut slow = Plot::bars(title, modes, Axis::log("time", Unit::Nanos));
     for (target, found) in TARGETS.iter().zip(found) {
         let mut points = (Vec::new(), Vec::new());
@@ -237,7 +237,7 @@ fn show(study: &mut Study, modes: &[&str], found: &[Vec<Found>]) {
             drain.add(*target, points.0);
             slow.add(*target, points.1);
         }
-        // Against what a file gets if nobody says anything: direct I/O, where it works.
+        // Compared with the default of a file: direct I/O, where it works.
         let Some(direct) = modes.iter().position(|mode| *mode == "direct") else { continue };
         for (mode, other) in modes.iter().zip(found).filter(|(mode, _)| **mode != "direct") {
             if other.drain.is_empty() || found[direct].drain.is_empty() {

@@ -2,12 +2,12 @@
 //!
 //! udm serves four devices, all from this process, with the server of `udm create`: a pcache in
 //! memory in front of a real file, which is the usual setup; the same in front of a disk in memory,
-//! which separates the door's cost from that of writing back to a file; such a disk alone; and the
-//! target `zero`, which does nothing: it shows the highest rate that fio and the socket can reach.
-//! Both caches are filled three times before anything counts, and have the default settings.
+//! which separates the export's cost from the cost of write-back to a file; such a disk alone; and
+//! the target `zero`, which shows the highest rate that fio and the socket can reach. Both caches
+//! are filled three times before a measurement starts, and have the default settings.
 //!
-//! Processor time is the server's, for each request, until all of it is written back: that of the
-//! door's threads, and separately that of the background. For nbdkit it is that of its process.
+//! Processor time is the server's, for each request, until all of it is written back: of the
+//! export's threads, and separately of the background. For nbdkit it is the time of its process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,7 +37,7 @@ const JOBS: [(u32, &str); 4] = [(1, "write"), (1, "read"), (32, "write"), (32, "
 
 const CONTENDERS: [&str; 5] =
     ["nbdkit memory", "udm pcache", "udm pcache, origin in memory", "udm linear", "udm zero"];
-/// Of those: what everything is compared with, what people have, and what does nothing.
+/// Among them: the reference of all comparisons, the usual setup, and the target `zero`.
 const NBDKIT: usize = 0;
 const PCACHE: usize = 1;
 const ZERO: usize = 4;
@@ -48,7 +48,7 @@ const PERCENTS: [f64; 3] = [50.0, 99.9, 99.99];
 struct Nbdkit(Child);
 
 impl Nbdkit {
-    /// What it has spent, in nanoseconds.
+    /// Its processor time, in nanoseconds.
     fn cpu(&self) -> f64 {
         cpu::of_child(self.0.id())
     }
@@ -92,7 +92,7 @@ struct Contender {
 /// One job: what fio saw, and the server's processor time for each request.
 struct Measure {
     result: JobResult,
-    door: f64,
+    export: f64,
     background: f64,
 }
 
@@ -200,8 +200,8 @@ fn measure(
     let (all_then, background_then) = now();
     let background = background_then - background;
     let each = |nanos: f64| nanos.max(0.0) / (result.iops * result.seconds).max(1.0);
-    let (door, background) = (each(all_then - all - background), each(background));
-    Ok(Measure { result, door, background })
+    let (export, background) = (each(all_then - all - background), each(background));
+    Ok(Measure { result, export, background })
 }
 
 impl Long {
@@ -231,10 +231,10 @@ fn of(measures: &[Measure], number: impl Fn(&Measure) -> f64) -> Vec<f64> {
 fn study(measures: &[Measures], longs: &[Long; 2], rounds: usize) -> Study {
     let mut study = Study::new(
         "nbd",
-        "4 KiB over a Unix socket, beside nbdkit's memory plugin",
+        "4 KiB over a Unix socket, compared with nbdkit's memory plugin",
         "fio with random 4 KiB requests at depths 1 and 32, udm and nbdkit's memory plugin in \
          turns; udm serves a pcache in front of a real file, full and with its default settings, \
-         the same in front of a disk in memory, which shows what the door takes without a disk's \
+         the same in front of a disk in memory, which shows what the export takes without a disk's \
          part, such a disk without a cache, and its target zero, which does nothing: the most \
          that fio and the socket allow. CPU is the server's for each request, in all until \
          everything is written back.",
@@ -246,7 +246,7 @@ fn study(measures: &[Measures], longs: &[Long; 2], rounds: usize) -> Study {
         ("latency, p99.99".into(), Unit::Nanos, |one| one.result.percentiles[2]),
         ("the longest request".into(), Unit::Nanos, |one| one.result.worst_nanos),
         ("CPU of the server for a request, in all".into(), Unit::Nanos, |one| {
-            one.door + one.background
+            one.export + one.background
         }),
         ("of it the background".into(), Unit::Nanos, |one| one.background),
     ];
@@ -291,10 +291,10 @@ fn over_time(study: &mut Study, longs: &[Long; 2]) {
     study.plots.push(plot);
 }
 
-/// A pcache over a real file is promised at least nbdkit's rate at any depth. Of the doors alone
-/// nothing is promised beside nbdkit's rate at depth 32: there fio is what is busy, and two servers
-/// of which one takes half the time look alike. What is promised is the server's own part: its
-/// processor time, and how near it comes to a target that does nothing.
+/// The target of a pcache over a real file is nbdkit's rate at any depth. The exports alone have no
+/// such target at depth 32: there fio is busier than the servers, and a server that takes half the
+/// time has the same rate. Their targets are about the server's own part: its processor time, and
+/// its rate compared with the target `zero`.
 fn claims(study: &mut Study, measures: &[Measures], longs: &[Long; 2]) {
     let long = ratios(&longs[1].iops, &longs[0].iops);
     let what = "udm pcache / nbdkit, randwrite, depth 32, without pause";
@@ -316,7 +316,7 @@ fn claims(study: &mut Study, measures: &[Measures], longs: &[Long; 2]) {
             claim(what, &ratios(&p50(NBDKIT), &p50(who)), None);
             // A cache in front of a real file pays for writing back, nbdkit's memory does not.
             let is_door_alone = who != ZERO && who != PCACHE && depth > 1;
-            let time = |who| number(who, |one| one.door + one.background);
+            let time = |who| number(who, |one| one.export + one.background);
             let promise = is_door_alone.then_some(Promise::AtMost(0.6));
             let what = "  CPU of the server for a request / nbdkit's".into();
             // The kernel counts other processes' time in ticks; a short job may have none.

@@ -1,6 +1,6 @@
-//! What the page cache makes of I/O: direct and buffered, on a block device and on a file
-//! (`paths`); and writes in each of udm's four modes: how fast, how evenly, how much lies unwritten
-//! in memory at the worst moment, and what is left there.
+//! The effect of the page cache: direct and buffered I/O, on a block device and on a file
+//! (`paths`); and writes in each of udm's four modes: their rate, its evenness, the largest amount
+//! of unwritten data, and the pages that stay cached.
 
 mod paths;
 mod places;
@@ -17,12 +17,12 @@ use udm::local::Local;
 use udm::units::{KIB, MIB};
 
 use crate::job::{Job, Rw};
-use crate::machine::file_system;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, linear_device, open_disk_in};
 use crate::stats::{Histogram, median};
 use crate::unit::Unit;
 use crate::{flame, load};
+use udm_export::check::file_system;
 
 const MODES: [(&str, IoMode); 4] = [
     ("direct", IoMode::Direct),
@@ -33,12 +33,12 @@ const MODES: [(&str, IoMode); 4] = [
 const PERCENTS: [f64; 7] = [1.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 /// The watcher looks at the page cache this often.
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
-/// With fewer looks than this, to have seen nothing unwritten says nothing.
+/// With fewer samples than this, zero unwritten bytes are not significant.
 const LOOKS_MIN: u64 = 20;
 /// Writes under way may lie on top of a lazy file's window.
 const SLACK_BYTES: u64 = MIB;
 
-/// What one mode reached, repeat by repeat.
+/// The results of one mode, repeat by repeat.
 #[derive(Debug, Default)]
 struct Found {
     rates: Vec<f64>,
@@ -53,7 +53,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let repeats = setup.repeats(2, 5);
     let mut study = Study::new(
         "pagecache",
-        "what the page cache makes of I/O to a block device and to a file",
+        "the effect of the page cache on I/O to a block device and to a file",
         "First: direct and buffered, on a block device and on a file, cold (nothing of it cached, \
          fio's invalidate=1) and warm (all of it cached, and clean), while /proc/meminfo is read \
          every 5 ms. Then: writes to the backing file in each mode. No cache in front; the flush \
@@ -115,7 +115,7 @@ pub(super) fn is_unsupported(error: &anyhow::Error) -> bool {
     kind == Some(Kind::Unsupported)
 }
 
-/// One repeat of one mode, from a file of which nothing is cached.
+/// One repeat of one mode, with a file that is not cached at its start.
 fn once(path: &Path, mode: IoMode, job: &Job, found: &mut Found) -> Result<()> {
     let disk = Arc::new(open_disk_in(path, mode)?);
     disk.forget_cached();
@@ -214,7 +214,7 @@ fn show(study: &mut Study, title: &str, found: &[Found]) {
     let lazy = &found[MODES.len() - 1];
     if lazy.most_unclean.is_empty() && !lazy.rates.is_empty() {
         let why = "the kernel does not say, or there were too few looks";
-        study.notes.push(format!("lazy, {title}: what was unwritten is not known: {why}."));
+        study.notes.push(format!("lazy, {title}: the amount of unwritten data is unknown: {why}."));
     } else if !lazy.most_unclean.is_empty() {
         let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
         let parts: Vec<f64> = lazy.most_unclean.iter().map(|most| most / window).collect();

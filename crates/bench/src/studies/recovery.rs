@@ -17,7 +17,7 @@ use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::units::GIB;
 
-use crate::keeper::Keeper;
+use crate::background::Background;
 use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, open_pmem, open_untouched, ram_disk};
@@ -27,7 +27,7 @@ use crate::unit::Unit;
 /// Bytes of a write: small, so that many keys find room.
 const BYTES: u64 = 512;
 
-/// What the attach of one log took.
+/// The time of the attach of one log.
 #[derive(Clone, Debug, Default)]
 struct Attach {
     /// On one thread.
@@ -41,8 +41,8 @@ struct Attach {
 }
 
 impl Attach {
-    /// The times in which all keys came into the index, on one thread and on all: what is dirty is
-    /// there when requests are served.
+    /// The times in which all keys were inserted into the index, on one thread and on all. Dirty
+    /// keys are inserted before requests are served.
     fn of_all_keys(&self, is_dirty: bool) -> [&[f64]; 2] {
         if is_dirty { [&self.alone, &self.nanos] } else { [&self.whole_alone, &self.whole] }
     }
@@ -221,7 +221,7 @@ fn make_log(
     local.flush().ok().context("the flush failed")?;
     drop(local);
     if !is_dirty {
-        Keeper::new(&cache.device, Ring::without_kernel())?.drain();
+        Background::new(&cache.device, Ring::without_kernel())?.drain();
     }
     Ok(())
 }

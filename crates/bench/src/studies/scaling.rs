@@ -1,5 +1,5 @@
-//! What the cost of a request depends on: threads, how full the cache is, how much of it is dirty,
-//! and the size of the request. All in memory, so that nothing but udm is measured.
+//! The factors of a request's cost: threads, the filling of the cache, its share of dirty data, and
+//! the size of the request. All devices are in memory, so that only udm is measured.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use udm::prng::Prng;
 use udm::queue::Queue;
 use udm::units::{GIB, MIB};
 
+use crate::background::Background;
 use crate::job::{Job, Rw};
-use crate::keeper::Keeper;
 use crate::load::{self, Reached};
 use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Study, Table};
@@ -36,12 +36,12 @@ const SIZES: [u64; 7] = [512, 2048, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20
 pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "scaling",
-        "what the cost of a request depends on",
+        "the factors in the cost of a request",
         "Random requests in process to a pcache in memory with the default settings and its \
          background: by threads, as the cache fills (clean data, 4 KiB), as dirty data grows \
-         (only there nothing is written back, to have so much of it), and by the size of the \
-         request beside the bare durable copy. The disk behind it is in memory, because a real \
-         one would be what is measured: what that costs is in the studies steady and write. By \
+         (without write-back), and by the size of the \
+         request, compared with the bare durable copy. The disk is in memory, because the study \
+         would measure a real disk instead; for real disks see the studies steady and write. By \
          threads and by size, the cache was filled three times before. Except by threads, times \
          are medians of batches of 16.",
     );
@@ -77,7 +77,7 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
         for (nth, count) in counts.iter().enumerate() {
             for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
                 load::refill(&cache.device, span)?;
-                // What is written is less than what a full cache has of clean data.
+                // The written bytes are fewer than the clean bytes of a full cache.
                 let io_size = match rw {
                     Rw::Randwrite => span,
                     _ => GIB * u64::from(*count),
@@ -266,7 +266,7 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             filled = next;
             settle(&cache.device)?;
         }
-        // What was written last is surely there.
+        // The latest writes are certainly cached.
         let span = filled.clamp(BLOCK * BATCH, setup.cache_bytes() / 4);
         let last = filled - span..filled;
         for _ in 0..repeats {
@@ -287,7 +287,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     for _ in 0..repeats {
         // In a smaller one, log and reserves would leave no room for this much.
         let cache = setup.pcache_of("scaling-dirtiness", CACHE_BYTES, ram_disk(GIB), "0")?;
-        // Nobody does its background work, so what is dirty stays dirty.
+        // No thread does its background work, so dirty data stays dirty.
         let mut caller = Caller::new(&cache, BLOCK)?;
         let mut dirty = 0;
         for (nth, level) in DIRTY_LEVELS.into_iter().enumerate() {
@@ -299,7 +299,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             costs[2][nth].push(bare_load(&bare, dirty, 128)?);
         }
         drop(caller);
-        Keeper::new(&cache.device, Ring::without_kernel())?.drain();
+        Background::new(&cache.device, Ring::without_kernel())?.drain();
     }
     by_level(study, "4 KiB, as dirty data grows", &DIRTY_LEVELS, &costs);
     Ok(())

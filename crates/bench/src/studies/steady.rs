@@ -1,10 +1,10 @@
-//! A cache that has been full for long: the rate of bursts, all written back in between, compared
-//! with the first one, which found the cache empty; then the rate without any pause, when the
-//! backing device limits it.
+//! A cache that has been full for a long time: the rate of bursts, with write-back of all data
+//! between them, compared with the first one into an empty cache; then the rate without any pause,
+//! when the backing device limits it.
 //!
 //! A repeat has a fresh cache with the default settings, in front of a real file. The background
-//! runs as in a server, and its processor time is reported separately. Nothing is left out: each
-//! burst and each repeat has its row, and rates are shown over time.
+//! runs as in a server, and its processor time is reported separately. Each burst and each repeat
+//! has its row, and rates are shown over time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::unit::Unit;
 
 /// Bursts that count when the cache has been filled often enough.
 const FULL_BURSTS: usize = 3;
-/// Jobs besides one for each processor, as in the published measurements.
+/// Jobs in addition to one for each processor, as in the published measurements.
 const MANY_JOBS: u32 = 8;
-/// In parts of the cache, what a burst writes: in a full cache this much is clean, whatever the
-/// settings say of what is kept.
+/// The size of a burst as a part of the cache. A full cache has this much clean data with any
+/// retention setting.
 const BURST_PART: (u64, u64) = (3, 8);
 /// A burst that the backing device holds up is cut off after this long.
 const BURST_SECONDS: u64 = 20;
 
-/// One burst, and what it cost.
+/// One burst, and its cost.
 struct Burst {
     reached: Reached,
     spent: Spent,
@@ -132,7 +132,7 @@ fn endless_time(setup: &Setup) -> Duration {
     setup.asked().runtime.unwrap_or(own)
 }
 
-/// What the backing device takes without a cache, with many requests in flight.
+/// The rate of the backing device without a cache, with many requests in flight.
 fn alone(setup: &Setup, disk: Arc<dyn Disk>) -> Result<Reached> {
     let job = job(setup, 1)?;
     let runtime = endless_time(setup) / 2;
@@ -265,7 +265,7 @@ fn over_fills(setup: &Setup, study: &mut Study, load: &Load, jobs: &str) {
     for (nth, course) in load.courses.iter().enumerate() {
         let (mut rate_points, mut worst_points) = (Vec::new(), Vec::new());
         for Burst { reached, before, .. } in &course.bursts {
-            // Within a burst, time is scaled to what was written.
+            // Within a burst, time is scaled to the written bytes.
             let written = reached.count() as f64 * burst_block(setup);
             let place = |seconds: f64| {
                 let part = (seconds / reached.seconds.max(1e-9)).min(1.0);

@@ -20,7 +20,7 @@ use udm::prng::Prng;
 use udm::units::MIB;
 
 use crate::args::TargetName;
-use crate::keeper::Keeper;
+use crate::background::Background;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Setup, need_tools};
 use crate::stats::{median, percentile, ratios, sorted};
@@ -29,7 +29,7 @@ use crate::unit::Unit;
 use crate::{fio, flame};
 
 const BLOCK: u64 = 4096;
-/// What clients do: a name, and how many writes they make per flush; 0: they never flush.
+/// The clients' load: a name, and the number of writes per flush; 0: they never flush.
 const CLIENTS: [(&str, u64); 5] = [
     ("never", 0),
     ("every 64", 64),
@@ -51,7 +51,7 @@ const ORDERS: [(&str, &str); 3] = [
 
 /// A writecache has one: its oldest blocks first, with their neighbours, across flushes.
 const WRITECACHE_ORDER: [(&str, &str); 1] = [("oldest first", "0")];
-/// What clients do there; more flushes change nothing.
+/// The clients' load there; more flushes do not change the results.
 const WRITECACHE_CLIENTS: usize = 3;
 /// Blocks in flight while they are made dirty.
 const DEPTH: usize = 32;
@@ -68,8 +68,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
         false => (&CLIENTS[..WRITECACHE_CLIENTS], &WRITECACHE_ORDER[..]),
     };
     let about = about(dirty_bytes, flushed_bytes, is_pcache);
-    let mut study =
-        Study::new("writeback", "write-back beside what the backing device takes", &about);
+    let mut study = Study::new("writeback", "write-back, compared with the backing device", &about);
     study.fact("target", setup.target.name());
     let maker = Maker::new(setup)?;
     let mut fios = Vec::new();
@@ -190,7 +189,7 @@ fn fill(
     }
 }
 
-/// What a pcache's other orders gain.
+/// The gain of a pcache's other orders.
 fn claim_orders(
     study: &mut Study,
     fios: &[f64],
@@ -256,10 +255,10 @@ fn udm_rate(
 ) -> Result<f64> {
     let bytes = device.size_bytes().min(setup.backing_bytes()?);
     make_dirty(device, round, bytes, dirty_bytes, flush_every)?;
-    ensure!(device.dirty().bytes > 0, "nothing is dirty");
-    let mut keeper = Keeper::new(device, Ring::new(64)?)?;
+    ensure!(device.dirty().bytes > 0, "the device has no dirty data");
+    let mut background = Background::new(device, Ring::new(64)?)?;
     let start = Instant::now();
-    keeper.drain();
+    background.drain();
     let rate = megabytes_per_second(dirty_bytes, start.elapsed().as_secs_f64());
     ensure!(device.dirty().bytes == 0, "drained, but still dirty");
     Ok(rate)

@@ -19,9 +19,9 @@ use udm::queue::Queue;
 use udm::units::{GIB, MIB};
 use udm::writecache::layout::{ENTRY_BYTES, SEQ_COUNT_AT, SUPERBLOCK_BYTES};
 
+use crate::background::Background;
 use crate::fio;
 use crate::job::{Job, Rw};
-use crate::keeper::Keeper;
 use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, need_tools, open_disk, open_pmem, ram_disk, write_out};
@@ -42,13 +42,13 @@ const BLOCK_SIZES: [usize; 4] = [512, 1024, 2048, 4096];
 /// Requests in flight in mode `s`.
 const DEPTH: u32 = 32;
 
-/// What the author of dm-writecache measured: MB/s of single copies, by size.
+/// The measurements of dm-writecache's author: MB/s of single copies, by size.
 const PUBLISHED: [(&str, [f64; 4]); 2] = [
     ("movnti", [496.0, 642.0, 725.0, 744.0]),
     ("copy + clflushopt", [373.0, 688.0, 1100.0, 1200.0]),
 ];
 
-/// Sorted by what is compared, round by round.
+/// Sorted by the compared quantity, round by round.
 #[derive(Debug, Default)]
 struct Rounds {
     copy: Vec<f64>,
@@ -89,8 +89,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
     for round in 0..rounds {
         for (plan, (_, copies)) in plans.iter().enumerate() {
             for (size, bytes) in BLOCK_SIZES.into_iter().enumerate() {
-                let stage = Stage::new(setup, bytes, *copies)?;
-                times[plan][size].push(stage.writes(round, bytes, false)?);
+                let fixture = Fixture::new(setup, bytes, *copies)?;
+                times[plan][size].push(fixture.writes(round, bytes, false)?);
             }
         }
         memory_round(setup, round, &mut found)?;
@@ -126,22 +126,22 @@ fn plans(setup: &Setup) -> Result<Vec<(&'static str, CopyPlan)>> {
 }
 
 /// A writecache in memory and its device.
-struct Stage {
+struct Fixture {
     device: Arc<Device>,
 }
 
-impl Stage {
-    fn new(setup: &Setup, block_bytes: usize, plan: CopyPlan) -> Result<Stage> {
+impl Fixture {
+    fn new(setup: &Setup, block_bytes: usize, plan: CopyPlan) -> Result<Fixture> {
         let mut pmem = open_pmem(&setup.places.memory.file("writecache-p", CACHE_BYTES)?)?;
         if pmem.medium().persistence == Persistence::Cpu {
             pmem.set_plan(plan);
         }
         let words = format!("{block_bytes} 4 high_watermark 100 low_watermark 100");
         let ground = Ground::Memory(Arc::new(pmem));
-        let stage = Stage { device: writecache(&words, ram_disk(ORIGIN_BYTES), ground)? };
+        let fixture = Fixture { device: writecache(&words, ram_disk(ORIGIN_BYTES), ground)? };
         // Every block gets its place, so that all memory was touched.
-        stage.fill()?;
-        Ok(stage)
+        fixture.fill()?;
+        Ok(fixture)
     }
 
     fn fill(&self) -> Result<()> {
@@ -191,7 +191,7 @@ impl Stage {
     }
 }
 
-/// A thread that writes to a stage.
+/// A thread that writes to a fixture.
 struct Caller {
     local: Local,
     prng: Prng,
@@ -199,11 +199,11 @@ struct Caller {
 }
 
 impl Caller {
-    fn new(stage: &Stage, seed: u64, len: usize) -> Result<Caller> {
+    fn new(fixture: &Fixture, seed: u64, len: usize) -> Result<Caller> {
         let mut prng = Prng::new(seed);
         let mut buffer = Buffer::zeroed(len);
         prng.fill(buffer.as_mut_slice());
-        let local = Local::without_kernel(&stage.device)?;
+        let local = Local::without_kernel(&fixture.device)?;
         Ok(Caller { local, prng, buffer: Some(buffer) })
     }
 
@@ -230,18 +230,18 @@ fn nanos(since: Instant) -> f64 {
     since.elapsed().as_nanos() as f64
 }
 
-/// Mode p at 4 KiB, beside the bare copy; one thread and two.
+/// Mode p at 4 KiB, compared with the bare copy; one thread and two.
 fn memory_round(setup: &Setup, round: usize, found: &mut Rounds) -> Result<()> {
     let bare = open_pmem(&setup.places.memory.file("writecache-bare", CACHE_BYTES)?)?;
     found.copy.push(bare_stores(&bare, round, false)?);
     found.least.push(bare_stores(&bare, round, true)?);
-    let stage = Stage::new(setup, 4096, bare.plan())?;
-    found.write.push(stage.writes(round, 4096, false)?);
-    found.flushed.push(stage.writes(round, 4096, true)?);
-    found.one.push(stage.rate(1)?);
-    found.two.push(stage.rate(2)?);
-    drop(stage);
-    found.small_blocks.push(Stage::new(setup, 512, bare.plan())?.writes(round, 4096, false)?);
+    let fixture = Fixture::new(setup, 4096, bare.plan())?;
+    found.write.push(fixture.writes(round, 4096, false)?);
+    found.flushed.push(fixture.writes(round, 4096, true)?);
+    found.one.push(fixture.rate(1)?);
+    found.two.push(fixture.rate(2)?);
+    drop(fixture);
+    found.small_blocks.push(Fixture::new(setup, 512, bare.plan())?.writes(round, 4096, false)?);
     Ok(())
 }
 
@@ -287,7 +287,7 @@ impl Ssd {
     fn describe(&self) -> String {
         let disk = open_disk(&self.path);
         let how = if disk.is_ok_and(|disk| disk.is_direct()) { "direct I/O" } else { "page cache" };
-        format!("{}, {how}", crate::machine::file_system(&self.path))
+        format!("{}, {how}", udm_export::check::file_system(&self.path))
     }
 
     fn job(&self, round: usize, iodepth: u32) -> Job {
@@ -341,7 +341,7 @@ impl Ssd {
         }
         let iops = load::run(&device, job)?.iops();
         drop(background);
-        Keeper::new(&device, Ring::new(64)?)?.drain();
+        Background::new(&device, Ring::new(64)?)?.drain();
         Ok(iops)
     }
 }

@@ -1,4 +1,4 @@
-//! Arguments of `cache` and its verbs, which are called as thin-provisioning-tools' are.
+//! Arguments of `cache` and its verbs, with the names of thin-provisioning-tools.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use super::JsonArgs;
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "\
-These work on the metadata device of a `cache`, in both versions of its format, while nobody uses
-it. `udm inspect META` shows what it holds, `udm recover META CACHE ORIGIN` writes its dirty blocks
-back to the origin.
+These commands work on the metadata device of a `cache`, in both versions of the format, while the
+device is not in use. `udm inspect META` shows its contents. `udm recover META CACHE ORIGIN` writes
+the dirty blocks back to the origin.
 
 Examples:
   udm cache check /dev/vg/meta
@@ -28,35 +28,35 @@ pub struct CacheArgs {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Check metadata: one line for everything that is wrong with it
+    /// Check metadata, and print one line for each error
     Check(CheckArgs),
     /// Print metadata as XML
     Dump(DumpArgs),
-    /// Make metadata from XML
+    /// Create metadata from XML
     Restore(RestoreArgs),
-    /// Make new metadata from what can be kept of damaged metadata
+    /// Write the intact part of damaged metadata to another device
     Repair(RepairArgs),
 }
 
 /// Arguments of `cache check`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit code: 0 if nothing is wrong, also if the metadata is only marked as to be checked.
+The exit code is 0 if there is no error, even if the needs-check flag is set.
 
-It checks what cache_check does, and also what no cache_check does: the number of blocks in use,
-each bitmap's number of free blocks, and the place before which none is free. Debian's cache_check
-0.9.0 does not look at the space map at all (lost blocks, blocks in use that count as free), nor at
-dirty bits of blocks that are not in use, nor whether a tree's keys agree.
+It checks all that cache_check checks. In addition, it checks the number of blocks in use, each
+bitmap's number of free blocks, and each bitmap's first free block. Debian's cache_check 0.9.0 does
+not check the space map (lost blocks, blocks in use that count as free), dirty bits of unused
+blocks, or the keys of parent nodes in a tree.
 
 Example:
   udm cache check /dev/vg/meta && udm cache check --clear-needs-check-flag /dev/vg/meta")]
 pub struct CheckArgs {
     /// The metadata device
     pub metadata: PathBuf,
-    /// Print nothing
+    /// Print no output
     #[arg(short, long)]
     pub quiet: bool,
-    /// If nothing is wrong, remove the mark that keeps a kernel from using the metadata
+    /// If the check finds no error, clear the flag that makes a kernel refuse the metadata
     #[arg(long)]
     pub clear_needs_check_flag: bool,
     /// Check the superblock only
@@ -69,10 +69,10 @@ pub struct CheckArgs {
 /// Arguments of `cache dump`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The XML is that of cache_dump. After an unclean shutdown every block is dirty, as it is for the
-kernel, and there are no hints. Debian's cache_dump 0.9.0 shows every block of version 2 as clean,
-and both it and 1.1.0 show what the disk says after an unclean shutdown: restored, dirty data would
-be lost.
+The XML has the format of cache_dump. After an unclean shutdown, it marks every block as dirty, as
+the kernel does, and has no hints. Debian's cache_dump 0.9.0 marks every block of version 2 as
+clean. After an unclean shutdown, both 0.9.0 and 1.1.0 print the outdated dirty flags of the disk,
+so restoring their XML would lose dirty data.
 
 Example:
   udm cache dump -o meta.xml /dev/vg/meta")]
@@ -82,7 +82,7 @@ pub struct DumpArgs {
     /// Write to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print what `udm cache repair` would keep of damaged metadata
+    /// Print the part of damaged metadata that `udm cache repair` would keep
     #[arg(long)]
     pub repair: bool,
 }
@@ -90,30 +90,30 @@ pub struct DumpArgs {
 /// Arguments of `cache restore`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The output is a block device or a file that exists and is large enough: 4 MiB and 28 bytes for each
-block of the cache. Debian's cache_restore 0.9.0 leaves dirty bits of unused blocks set in version
+The output must be a block device or an existing file of at least 4 MiB and 28 bytes for each block
+of the cache. Debian's cache_restore 0.9.0 leaves dirty bits of unused blocks set in version
 2, loses a block in version 1, and stores hints that the kernel ignores.
 
 Example:
   truncate -s 8M new-meta.img && udm cache restore -i meta.xml -o new-meta.img")]
 pub struct RestoreArgs {
-    /// The XML
+    /// Read the XML from FILE
     #[arg(short, long, value_name = "FILE")]
     pub input: PathBuf,
-    /// The metadata device to write
+    /// Write the metadata to META
     #[arg(short, long, value_name = "META")]
     pub output: PathBuf,
-    /// The version of the format
+    /// Write this version of the format
     #[arg(long, value_name = "1|2", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=2))]
     pub metadata_version: u32,
-    /// Write it as after a crash: every block counts as dirty
+    /// Write metadata as after a crash, so that every block counts as dirty
     #[arg(long)]
     pub omit_clean_shutdown: bool,
-    /// Write to a device that holds something
+    /// Overwrite a device that holds data
     #[arg(long)]
     pub force_format: bool,
-    /// Print nothing
+    /// Print no output
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]
@@ -123,23 +123,23 @@ pub struct RestoreArgs {
 /// Arguments of `cache repair`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-It never writes to the damaged device. No dirty block becomes clean: where that cannot be known, a
-block is dirty. What is lost is listed, and the exit code is 1 then. Debian's cache_repair 0.9.0
+It never writes to the damaged device. It marks a block as dirty unless the block is known to be
+clean. It lists losses, and then exits with code 1. Debian's cache_repair 0.9.0
 turns version 2 into version 1 with every block clean, which destroys the data of a writeback cache.
 
 Example:
   truncate -s 8M new-meta.img && udm cache repair -i /dev/vg/meta -o new-meta.img")]
 pub struct RepairArgs {
-    /// The damaged metadata device
+    /// Read the damaged metadata from META
     #[arg(short, long, value_name = "META")]
     pub input: PathBuf,
-    /// The metadata device to write, which is another one
+    /// Write the new metadata to NEW, which must be another device
     #[arg(short, long, value_name = "NEW")]
     pub output: PathBuf,
-    /// Write to a device that holds something
+    /// Overwrite a device that holds data
     #[arg(long)]
     pub force_format: bool,
-    /// Print nothing but what is lost
+    /// Print only losses
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]

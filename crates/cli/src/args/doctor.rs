@@ -1,4 +1,4 @@
-//! What may be typed after `udm doctor`.
+//! The arguments of `udm doctor`.
 
 use clap::Args;
 
@@ -7,19 +7,19 @@ use super::JsonArgs;
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Everything is tried, nothing concluded from a version. Devices and files are opened to be read; in a
-FOLDER a file of 4 MiB is made, written and removed again, to see what files there are good for. A
-folder with server-cert.pem is tried as the one of nbds' ?tls=FOLDER, too.
+doctor tries each feature, and draws no conclusions from version numbers. It only reads devices and
+files. In a folder, it creates a file of 4 MiB, writes to it and removes it. If a folder has a
+server-cert.pem, doctor also tests the folder as nbds' ?tls=FOLDER.
 
-Exit code 1: nothing works by which a device could be served.
+The exit code is 1 if no export works.
 
 Examples:
   udm doctor
   udm doctor /data /mnt/dax /dev/nvme0n1
   udm doctor vol                        the devices of vol's table
-  udm doctor --json | jq -r '.doors[] | select(.works) | .name'")]
+  udm doctor --json | jq -r '.exports[] | select(.works) | .name'")]
 pub struct DoctorArgs {
-    /// Folders, files, block devices or DAX devices, as tables name them, or names of udm devices
+    /// Also test these folders, files, block devices, DAX devices or devices of udm
     #[arg(value_name = "PATH|NAME")]
     pub places: Vec<String>,
     #[command(flatten)]

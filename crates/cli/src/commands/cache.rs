@@ -95,15 +95,15 @@ fn report(args: &CheckArgs, found: Option<&Survey>, needs_check: bool) -> Result
         print_line(&finding.to_string())?;
     }
     if more > 0 {
-        print_line(&format!("and {more} findings more"))?;
+        print_line(&format!("and {more} more findings"))?;
     }
     let name = args.metadata.display();
     if needs_check && !args.clear_needs_check_flag {
-        print_note(&format!("{name} is marked as to be checked; --clear-needs-check-flag ends it"));
+        print_note(&format!("{name} has the needs-check flag; --clear-needs-check-flag clears it"));
     }
     match (found, damage.is_empty() && remarks.is_empty()) {
         (None, _) => print_line(&format!("{name}: the superblock is good")),
-        (Some(_), true) => print_line(&format!("{name}: nothing is wrong")),
+        (Some(_), true) => print_line(&format!("{name}: no errors found")),
         _ => Ok(()),
     }
 }
@@ -111,7 +111,7 @@ fn report(args: &CheckArgs, found: Option<&Survey>, needs_check: bool) -> Result
 fn dump(args: &DumpArgs) -> Result<()> {
     let name = args.metadata.display();
     if args.output.as_ref().is_some_and(|output| is_same(output, &args.metadata)) {
-        bail!("{name} is the metadata device: the XML goes elsewhere");
+        bail!("{name} is the metadata device: write the XML to another file");
     }
     let disk = open(&args.metadata, OpenMode::Shared)?;
     let (superblock, contents) = match args.repair {
@@ -130,6 +130,11 @@ fn dump(args: &DumpArgs) -> Result<()> {
             (kept.superblock, kept.contents)
         }
     };
+    if let Some(what) = superblock.beyond_xml() {
+        print_note(&format!(
+            "{name} has unknown {what}, which XML cannot hold: a restore loses them"
+        ));
+    }
     match &args.output {
         None => dump_to(&superblock, &contents, |text| {
             print(text).map_err(|error| std::io::Error::other(format!("{error:#}")))
@@ -144,7 +149,7 @@ fn dump(args: &DumpArgs) -> Result<()> {
     }
 }
 
-/// Hands the text on in pieces that are worth a call.
+/// Writes the text in pieces that are large enough for a call.
 fn dump_to(
     superblock: &Superblock,
     contents: &Contents,
@@ -166,7 +171,7 @@ fn dump_to(
 /// takes, which is written from the front.
 const BLANK_BLOCKS: u64 = 16_384;
 
-/// Opens a device that metadata is to be written to, which must hold nothing.
+/// Opens a device to write metadata to it. The device must be empty.
 fn open_output(path: &Path, is_forced: bool) -> Result<Arc<dyn Disk>> {
     let disk = open(path, OpenMode::Exclusive)?;
     if is_forced {
@@ -175,7 +180,7 @@ fn open_output(path: &Path, is_forced: bool) -> Result<Arc<dyn Disk>> {
     let name = path.display();
     let found = probe::disk(&disk, 0);
     if !found.is_empty() {
-        bail!("{name} holds {}; --force-format writes over it", probe::listed(&found));
+        bail!("{name} holds {}; --force-format overwrites it", probe::listed(&found));
     }
     let front: Vec<u64> = (0..disk.blocks().min(BLANK_BLOCKS)).collect();
     let mut is_blank = true;
@@ -183,7 +188,7 @@ fn open_output(path: &Path, is_forced: bool) -> Result<Arc<dyn Disk>> {
         is_blank &= block.is_ok_and(|block| block.iter().all(|byte| *byte == 0));
     });
     if !is_blank {
-        bail!("{name} is not empty; --force-format writes over it");
+        bail!("{name} is not empty; --force-format overwrites it");
     }
     Ok(disk)
 }
@@ -208,7 +213,7 @@ fn restore(args: &RestoreArgs) -> Result<()> {
     }
 }
 
-/// What was written, for programs.
+/// A report of the written metadata, for programs.
 fn value_of(path: &Path, contents: &Contents) -> Value {
     json!({
         "metadata": path,
@@ -227,7 +232,7 @@ fn line_of(path: &Path, contents: &Contents) -> String {
 fn repair(args: &RepairArgs) -> Result<()> {
     let (input, output) = (args.input.display(), args.output.display());
     if is_same(&args.input, &args.output) {
-        bail!("{output} is the damaged device: the repaired metadata goes to another one");
+        bail!("{output} is the damaged device: write the repaired metadata to another device");
     }
     let damaged = open(&args.input, OpenMode::Shared)?;
     let Repaired { superblock, contents, found, notes, lost } =
@@ -250,7 +255,7 @@ fn repair(args: &RepairArgs) -> Result<()> {
         }
     }
     if !lost.is_empty() {
-        bail!("{output}: not everything was kept: {} losses", lost.len());
+        bail!("{output}: repaired, with {} losses", lost.len());
     }
     match args.json.json || args.quiet {
         true => Ok(()),

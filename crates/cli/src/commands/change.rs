@@ -1,12 +1,13 @@
 //! Commands that change a device: `message`, `suspend`, `resume`, `flush`, `load`, `rename`.
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::create::read_table;
 use super::print_result;
 use crate::args::{LoadArgs, MessageArgs, NameArgs, RenameArgs};
 use crate::control::Client;
+use crate::output::print_note;
 use crate::runtime::RuntimeDir;
 
 /// A method without parameters and without a result.
@@ -31,7 +32,10 @@ pub fn load(args: &LoadArgs) -> Result<()> {
     let directory = std::env::current_dir().context("the current directory")?;
     let directory = directory.to_str().context("the current directory's path is not UTF-8")?;
     let mut client = Client::connect(&RuntimeDir::open()?, &args.name)?;
-    client.order("Load", json!({ "table": table, "directory": directory }))?;
+    let answer = client.order("Load", json!({ "table": table, "directory": directory }))?;
+    for note in answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        print_note(&format!("{}: {note}", args.name));
+    }
     let text = format!("{0}: loaded; `udm resume {0}` makes it live", args.name);
     print_result(args.json, &text, &json!({ "name": args.name.as_str() }))
 }

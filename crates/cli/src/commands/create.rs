@@ -15,11 +15,11 @@ use udm::units::human_bytes;
 use udm_export::{Uri, activation};
 
 use super::setup::Composed;
-use super::{doors, print_result, setup};
+use super::{exports, print_result, recover, setup};
 use crate::args::{CreateArgs, JsonArgs, TableSource};
-use crate::attaching::{Shown, Step};
-use crate::control::Answer;
-use crate::daemon::serve_here;
+use crate::attach_progress::{Shown, Step};
+use crate::control::{Answer, Client};
+use crate::daemon::{NAME_IS_USED, serve_here};
 use crate::output::{Usage, print_note};
 use crate::process::doing;
 use crate::runtime::{DeviceName, RuntimeDir};
@@ -29,14 +29,20 @@ use crate::spec::Spec;
 /// A server that makes no progress for this long is reported.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How long the present server of a name may take to answer at first.
+const ANSWER_MAX: Duration = Duration::from_millis(300);
+
 /// The longest table that is read; the engine's own limit is lower.
 const TABLE_BYTES_MAX: u64 = 1 << 20;
 
 /// `udm create`.
 pub fn create(args: CreateArgs) -> Result<()> {
     let name = args.name.as_str();
+    if !args.setup.dry_run {
+        refuse_used_name(&args.name)?;
+    }
     let composed = match args.setup.origin {
-        Some(_) => Some(setup::compose(name, &args.setup)?),
+        Some(_) => Some(setup::compose(name, &args.setup, args.force_format)?),
         None => None,
     };
     if args.setup.dry_run
@@ -59,18 +65,42 @@ pub fn create(args: CreateArgs) -> Result<()> {
         progress: Arc::default(),
     };
     if args.foreground {
-        let doors = spec.exports.iter().map(|uri| uri.parse());
-        activation::take(&doors.collect::<udm::error::Result<Vec<Uri>>>()?)?;
-        return serve_here(&spec, |ready| announce(args.json, ready, composed.as_ref()));
+        let exports = spec.exports.iter().map(|uri| uri.parse());
+        let exports = exports.collect::<udm::error::Result<Vec<Uri>>>()?;
+        let addresses: Vec<_> = exports.iter().filter_map(Uri::socket).collect();
+        activation::take(&addresses)?;
+        return serve_here(&spec, |ready| announce(args.json, ready, composed, args.force_format));
     }
     if activation::is_asked() {
-        let advice = "sockets were passed to this process (LISTEN_FDS); only --foreground makes it \
-                      the one that serves, and takes them";
+        let advice = "sockets were passed to this process (LISTEN_FDS), and only a server in the \
+                      foreground takes them: add --foreground";
         return Err(Usage(advice.into()).into());
     }
     let runtime = RuntimeDir::open()?;
-    let ready = start_server(&runtime, &args.name, &spec)?;
-    announce(args.json, &ready, composed.as_ref())
+    let ready = start_server(&runtime, &args.name, &spec).map_err(|error| match &composed {
+        Some(_) => in_words_of_create(&error),
+        None => error,
+    })?;
+    announce(args.json, &ready, composed, args.force_format)
+}
+
+/// An error about a table that the user did not write.
+fn in_words_of_create(error: &anyhow::Error) -> anyhow::Error {
+    let text = format!("{:#}", recover::without_place(error));
+    anyhow!(text.replace("add `rebind true` to the table", "give --rebind"))
+}
+
+/// An error if a device of this name is served: before its devices are examined, which takes time.
+/// The new server checks again, and handles a server that died or hangs.
+fn refuse_used_name(name: &DeviceName) -> Result<()> {
+    let runtime = RuntimeDir::open()?;
+    let Ok(Ok(mut client)) = Client::find_within(&runtime, name, ANSWER_MAX) else {
+        return Ok(());
+    };
+    match client.ask_within("Status", Value::Null, ANSWER_MAX) {
+        Ok(_) => bail!("{name}: {NAME_IS_USED}"),
+        Err(_) => Ok(()),
+    }
 }
 
 /// The table's text: from the argument, the file, or standard input.
@@ -102,13 +132,14 @@ pub fn read_table(source: &TableSource) -> Result<String> {
     if bytes.len() as u64 > TABLE_BYTES_MAX {
         bail!("{place}: longer than {}", human_bytes(TABLE_BYTES_MAX));
     }
-    String::from_utf8(bytes).map_err(|_| anyhow!("{place}: it is not UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| anyhow!("{place}: not UTF-8 text"))
 }
 
-/// Starts the server and waits until it serves, or says why not.
+/// Starts the server and waits until it serves, or reports the reason for its failure.
 fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<Value> {
     let log = runtime.open_log(name)?;
-    // The program's file may have been replaced since we started; this is the one that runs.
+    // The program's file may have been replaced since this process started; this path is the
+    // running program.
     let mut server = Command::new("/proc/self/exe")
         .arg0(title(name))
         .args(["serve", name.as_str()])
@@ -119,7 +150,7 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
         .context("start the server process")?;
     let mut input = server.stdin.take().context("the server's standard input")?;
     let output = server.stdout.take().context("the server's standard output")?;
-    // If it cannot be written, the server has ended, which is noticed below.
+    // If the write fails, the server has ended, which is noticed below.
     let _ = input.write_all(&serde_json::to_vec(spec)?);
     drop(input);
     let mut shown = Shown::new(name.as_str());
@@ -127,12 +158,12 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     let silent = || {
         let seconds = SILENCE.as_secs();
         print_note(&format!(
-            "{name}: its server has come no further for {seconds} s, and is waited for: {}",
+            "{name}: its server has made no progress for {seconds} s; still waiting: {}",
             doing(pid)
         ));
     };
     let heard = hear(output, |step| shown.show(step), silent)
-        .with_context(|| format!("{name}: hear from the server"))?;
+        .with_context(|| format!("{name}: wait for the server to report"))?;
     drop(shown);
     match heard {
         Some(answer) => answer.into_result(),
@@ -140,16 +171,17 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     }
 }
 
-/// The server's last answer, if there is one; progress before that. `silent` is called whenever
-/// there was no progress for [`SILENCE`]. Waits for the server as long as it lives; its end closes
-/// `from`.
+/// Reports progress until the server's last answer, and returns that answer, if there is one.
+/// `silent` is called after each [`SILENCE`] without progress. Waits as long as the server lives;
+/// its end closes `from`.
 fn hear(
     from: impl Read + Send + 'static,
     mut show: impl FnMut(&Step),
     mut silent: impl FnMut(),
 ) -> std::io::Result<Option<Answer>> {
     let (said, lines) = channel();
-    // Not joined: a server that is given up is not waited for.
+    // The thread is not joined, so that the command does not wait for a server that it has given
+    // up.
     let reader = thread::Builder::new().name("udm-hear".into());
     reader.spawn(move || {
         for line in BufReader::new(from).lines() {
@@ -196,22 +228,32 @@ fn died(runtime: &RuntimeDir, name: &DeviceName, server: &mut Child) -> anyhow::
     };
     let log = runtime.log(name);
     let text = std::fs::read_to_string(&log).unwrap_or_default();
-    let last = text.lines().rfind(|line| line.contains("Z ")).unwrap_or("it says nothing");
-    anyhow!("{name}: the server ended {how} before it served; log {}: {last}", log.display())
+    let last = text.lines().rfind(|line| line.contains("Z ")).unwrap_or("(no message)");
+    anyhow!("{name}: the server ended {how} before it was ready; log {}: {last}", log.display())
 }
 
-/// Tells where the device is served.
-fn announce(json: JsonArgs, ready: &Value, composed: Option<&Composed>) -> Result<()> {
+/// Prints the addresses where the device is served.
+fn announce(
+    json: JsonArgs,
+    ready: &Value,
+    mut composed: Option<Composed>,
+    is_forced: bool,
+) -> Result<()> {
+    let has_formatted = ready["formatted"] == true;
+    composed.iter_mut().for_each(|composed| composed.is_done(has_formatted));
     let name = ready["name"].as_str().unwrap_or_default();
     let size = human_bytes(ready["size_bytes"].as_u64().unwrap_or(0));
     let texts = |key: &str| -> Vec<String> {
         let list = ready[key].as_array().into_iter().flatten();
         list.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let mut lines = composed.map_or_else(Vec::new, |composed| composed.lines(name));
+    let mut lines = composed.as_ref().map_or_else(Vec::new, |composed| composed.lines(name));
+    if is_forced && has_formatted && composed.is_none() {
+        lines.push(format!("{name}: its cache device was formatted, as --force-format says"));
+    }
     let told = lines.len();
-    for door in ready["exports"].as_array().into_iter().flatten() {
-        let uri = door["client_uri"].as_str().unwrap_or_default();
+    for export in ready["exports"].as_array().into_iter().flatten() {
+        let uri = export["client_uri"].as_str().unwrap_or_default();
         lines.push(format!("{name}: serving {size} at {uri}"));
     }
     if lines.len() == told {
@@ -224,7 +266,7 @@ fn announce(json: JsonArgs, ready: &Value, composed: Option<&Composed>) -> Resul
         print_note(&format!("{name}: {note}"));
     }
     let mut ready = ready.clone();
-    doors::shape_all(&mut ready);
+    exports::shape_all(&mut ready);
     composed.iter().for_each(|composed| composed.tell(&mut ready));
     print_result(json, &lines.join("\n"), &ready)
 }
@@ -233,10 +275,10 @@ fn announce(json: JsonArgs, ready: &Value, composed: Option<&Composed>) -> Resul
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use udm::attaching::AttachProgress;
+    use udm::base::attaching::AttachProgress;
 
     use super::*;
-    use crate::attaching::watched;
+    use crate::attach_progress::watched;
     use crate::daemon::write_step;
 
     #[test]

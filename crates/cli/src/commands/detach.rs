@@ -1,14 +1,14 @@
-//! `detach`: the fast device is dead, and its origin goes on without it. What that costs is said as
-//! far as anybody knows it:
+//! `detach`: the fast device is dead, and its origin is used without it. The command reports the
+//! known part of the lost data:
 //!
-//! 1. A server that lives knows in memory what its cache had. A writecache knows it exactly; a
-//!    pcache knows what it had cached, of which some was on the origin, too.
-//! 2. Without one, the medium is read as `recover` would read it. If it can be read, it is not
-//!    dead, and nothing is given up here. What a dead server held in memory is found by the
-//!    medium's label alone.
-//! 3. Where both fail, that is what is said.
+//! 1. A live server has the list of cached blocks in memory. A writecache knows the lost blocks
+//!    exactly. A pcache knows the cached ranges, and some of that data is also on the origin.
+//! 2. Without a live server, the command reads the medium as `recover` would read it. A readable
+//!    medium is not dead, so the command refuses to give it up. The memory of a dead server is
+//!    found only by the medium's label.
+//! 3. If both fail, the command reports that the lost data is unknown.
 //!
-//! Nothing is ever written to the origin, nor to the fast device.
+//! The command never writes to the origin or to the fast device.
 
 mod files;
 
@@ -16,34 +16,36 @@ use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
+use udm::build::{self, SystemOpener};
 use udm::error::Kind;
+use udm::recovery::Survey;
 use udm::table::{DeviceWord, Table, TableLine, Word};
 use udm::targets::{self, WordRole};
 use udm::units::human_bytes;
-use udm::world::{self, SystemOpener};
 
 use super::print_result;
 use crate::args::DetachArgs;
 use crate::control::{Absent, Client, no_answer, wait_for_exit};
-use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
+use crate::dead;
+use crate::runtime::{DeviceName, RuntimeDir};
 
 /// Ranges that are named one by one; `--json` has all.
 const NAMED_MAX: usize = 16;
 
-/// What is known of what is lost.
+/// The known facts about the lost data.
 #[derive(Debug, Default)]
 struct Known {
-    /// First byte on the origin and length; none if nobody knows.
+    /// First byte on the origin and length; none if they are unknown.
     ranges: Option<Vec<(u64, u64)>>,
-    /// Whether all of them is lost, and nothing else.
+    /// Whether the lost data is exactly these ranges.
     is_exact: bool,
-    /// Where that comes from, or why nobody knows.
+    /// The source of the ranges, or the reason why they are unknown.
     why: String,
     /// Whether the origin is a state that a power cut could have left, if that is known.
     is_consistent: Option<bool>,
 }
 
-/// What is to be detached.
+/// The origin to be detached from its cache, with the device's name and table if they are known.
 struct Subject {
     name: Option<DeviceName>,
     origin: DeviceWord,
@@ -62,18 +64,24 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
                 server = Some(client);
                 known
             }
-            Err(Absent::Died) => of_medium(&runtime, table)?,
+            Err(Absent::Died) => match dead::replaced(&runtime, name, table) {
+                Some(why) => Known { why, ..Known::default() },
+                None => of_medium(&runtime, table)?,
+            },
             Err(absent @ Absent::NoDevice) => return Err(no_answer(&runtime, name, absent)),
         },
         _ => {
             let place = runtime.path().display();
-            let why = format!("no table in {place} names it, and no server has it");
+            let why = format!("no table in {place} names this device, and no server uses it");
             Known { why, ..Known::default() }
         }
     };
     let (mut lines, mut value) = told(&args.device, &subject, &known);
     if !args.accept_loss {
-        bail!("{}; nothing was changed: --accept-loss goes on without it", lines.join("; "));
+        bail!(
+            "{}; no change was made: --accept-loss ends the device without this data",
+            lines.join("; ")
+        );
     }
     if let Some(name) = &subject.name {
         end(&runtime, name, server)?;
@@ -91,7 +99,7 @@ fn find(runtime: &RuntimeDir, device: &str) -> Result<Subject> {
     };
     let by_name = device.parse::<DeviceName>().ok();
     if let Some(name) = by_name.filter(|name| runtime.control(name).exists()) {
-        let table = table_of(&name).with_context(|| format!("{name}: its table is not known"))?;
+        let table = table_of(&name).with_context(|| format!("{name}: its table is unknown"))?;
         return one_cache(name, table);
     }
     let origin = Word::new(device).device()?;
@@ -114,8 +122,9 @@ fn find(runtime: &RuntimeDir, device: &str) -> Result<Subject> {
     Ok(Subject { name: None, origin, table: None })
 }
 
-/// The device and its cache. With several, nobody could tell which one's loss is accepted, and a
-/// device is ended whole: its other caches may live.
+/// The device and its only cache. A device with several caches is refused: the command could not
+/// tell which cache's loss the user accepts, and it ends the whole device, whose other caches may
+/// be alive.
 fn one_cache(name: DeviceName, table: Table) -> Result<Subject> {
     let origins = origins_of(&table);
     let count = origins.len();
@@ -123,8 +132,8 @@ fn one_cache(name: DeviceName, table: Table) -> Result<Subject> {
         Ok([origin]) => Ok(Subject { name: Some(name), origin, table: Some(table) }),
         Err(_) if count == 0 => bail!("{name}: it has no cache"),
         Err(_) => bail!(
-            "{name}: its table has {count} caches, and `detach` gives up a device with one: `udm \
-             remove {name} --force` ends it, with dirty data left in its caches; create each line \
+            "{name}: its table has {count} caches, and `detach` takes a device with one: run `udm \
+             remove {name} --force`, which leaves dirty data in the caches; then create each line \
              as a device of its own, and detach the one whose cache is dead"
         ),
     }
@@ -140,7 +149,7 @@ fn origins_of(table: &Table) -> Vec<DeviceWord> {
     table.lines.iter().filter_map(origin).collect()
 }
 
-/// What a server that lives knows. Refused if its cache lives, too.
+/// The facts that a live server knows. Refused if its cache device has not failed.
 fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
     let info = client.ask("Info", json!({}))?;
     let lines = info["lines"].as_array().cloned().unwrap_or_default();
@@ -151,8 +160,8 @@ fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
     let has_failed = fact("medium_has_failed") == Some(json!(true));
     if failure.is_none() && !has_failed {
         bail!(
-            "{name}: its cache device has not failed, though it may have been deleted: `udm remove \
-             {name} --drain` writes all back, and loses nothing"
+            "{name}: its cache device has not failed, even if it was deleted: `udm remove {name} \
+             --drain` writes all dirty data back without loss"
         );
     }
     let held = client.ask("OnlyCached", json!({}))?;
@@ -164,36 +173,50 @@ fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
         ranges: Some(ranges.map(range).collect()),
         is_exact: held.iter().all(|line| line["is_exact"] == true),
         why: failure.unwrap_or_else(|| "the cache device has failed".into())
-            + " (should it be read again one day, `udm recover` writes back what it has)",
+            + " (if it becomes readable again, `udm recover` writes back its dirty data)",
         is_consistent: fact("origin_is_consistent").and_then(|flag| flag.as_bool()),
     })
 }
 
-/// What the medium says without a server. Refused if it can be read.
+/// The facts on the medium, without a server. Refused if the medium can be read.
 fn of_medium(runtime: &RuntimeDir, table: &Table) -> Result<Known> {
-    let salvaged = world::salvage(table, &SystemOpener::with_memory_in(runtime.path()));
-    let salvage = match salvaged {
-        Ok((salvage, _origin)) => salvage,
+    let survey = match build::survey(table, &SystemOpener::with_memory_in(runtime.path())) {
+        Ok(survey) => survey,
         Err(error) if matches!(error.kind(), Kind::Refused | Kind::Busy) => {
-            bail!("the cache device can be read, and is not given up: {error}");
+            bail!("the cache device can be read, so it cannot be detached: {error}");
         }
         Err(error) => {
             let why = format!("its server died, and its cache device cannot be read: {error}");
             return Ok(Known { why, ..Known::default() });
         }
     };
-    let dirty = salvage.dirty_bytes();
-    if dirty > 0 {
+    let Survey { dirty_bytes, sampled, unread, .. } = survey;
+    if dirty_bytes > 0 && unread == 0 {
         bail!(
-            "the cache device can be read, and has {} that the origin has not: `udm recover` \
-             writes it back first",
-            human_bytes(dirty)
+            "the cache device can be read, and has {} that the origin does not have: write it back \
+             first with `udm recover`",
+            human_bytes(dirty_bytes)
+        );
+    }
+    let mut why = survey.notes.clone();
+    if survey.is_all_unread() {
+        why.insert(
+            0,
+            "its server died, and dirty data cannot be read from its cache device".into(),
+        );
+    } else if unread > 0 {
+        why.insert(
+            0,
+            format!(
+                "its server died, and {unread} of {sampled} samples of dirty data cannot be read \
+                 from its cache device: write the rest back first with `udm recover`"
+            ),
         );
     }
     Ok(Known {
-        is_exact: !salvage.has_more,
-        ranges: Some(salvage.lost()),
-        why: salvage.notes.join("; "),
+        ranges: Some(survey.ranges),
+        is_exact: survey.is_exact,
+        why: why.join("; "),
         is_consistent: None,
     })
 }
@@ -203,7 +226,7 @@ fn end(runtime: &RuntimeDir, name: &DeviceName, server: Option<Client>) -> Resul
     let Some(mut client) = server else {
         let lock = runtime.try_lock(name)?;
         let lock = lock.ok_or_else(|| anyhow!("{name}: a server for it is starting"))?;
-        runtime.clear(&lock, KeepLog::Yes);
+        dead::forget(runtime, &lock)?;
         return Ok(());
     };
     let process = client.server_process();
@@ -223,11 +246,11 @@ fn told(device: &str, subject: &Subject, known: &Known) -> (Vec<String>, Value) 
     let at_most = if known.is_exact { "" } else { "at most " };
     match &known.ranges {
         None => lines.push(format!(
-            "{device}: nothing is known of which ranges of {origin} the cache had newer data for, \
-             or whether it had any"
+            "{device}: it is unknown for which ranges of {origin} the cache had newer data, if for \
+             any"
         )),
         Some(ranges) if ranges.is_empty() && known.is_exact => {
-            lines.push(format!("{device}: nothing is lost: {origin} has everything"));
+            lines.push(format!("{device}: no data is lost: {origin} has all of it"));
         }
         Some(ranges) => {
             let count = ranges.len();
@@ -243,7 +266,9 @@ fn told(device: &str, subject: &Subject, known: &Known) -> (Vec<String>, Value) 
         }
     }
     if known.is_consistent == Some(false) {
-        lines.push(format!("{device}: {origin} alone is no state of any flush: check it first"));
+        lines.push(format!(
+            "{device}: {origin} alone does not match any flush: check it before you use it"
+        ));
     }
     let found = files::commands(&subject.origin, known.ranges.as_deref().unwrap_or_default());
     lines.extend(found.iter().map(|line| match line.is_command {

@@ -1,6 +1,6 @@
-//! `doctor`: which doors and modes work here, what is durable, and why not.
+//! `doctor` tests which exports and modes work here, and which data is durable, with the reasons.
 //!
-//! Everything is tried by the code that serves, so an answer is what `create` would come to.
+//! The checks run the code that serves devices, so `create` would get the same results.
 
 mod machine;
 mod place;
@@ -20,13 +20,14 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let runtime = RuntimeDir::open();
     let places = place::find(&args.places, runtime.as_ref().ok())?;
     let io_uring = check::io_uring();
-    let mut doors = match &runtime {
-        Ok(runtime) => check::doors(runtime.path()),
-        Err(_) => {
-            check::no_doors("without a runtime directory no server starts", machine::NO_DIRECTORY)
-        }
+    let mut exports = match &runtime {
+        Ok(runtime) => check::exports(runtime.path()),
+        Err(_) => check::no_exports(
+            "no server can start without a runtime directory",
+            machine::NO_DIRECTORY,
+        ),
     };
-    doors.push(machine::in_process(&io_uring));
+    exports.push(machine::in_process(&io_uring));
     let machine = machine::look(io_uring, &runtime);
     let places: Vec<(Place, Vec<Check>)> =
         places.into_iter().map(|place| (place.clone(), place.look())).collect();
@@ -35,12 +36,12 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
             json!({ "path": place.path, "device": place.device, "checks": all_json(checks) })
         });
         print_json(&json!({
-            "doors": all_json(&doors),
+            "exports": all_json(&exports),
             "machine": all_json(&machine),
             "places": places.collect::<Vec<_>>(),
         }))?;
     } else {
-        let mut parts = vec![text("DOOR", &doors), text("MACHINE", &machine)];
+        let mut parts = vec![text("EXPORT", &exports), text("MACHINE", &machine)];
         parts.extend(
             places.iter().map(|(place, checks)| {
                 format!("{}:\n{}", place.heading(), text("PROMISE", checks))
@@ -48,7 +49,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
         );
         print(&parts.join("\n"))?;
     }
-    if doors.iter().any(|door| door.works) { Ok(()) } else { Err(Reported.into()) }
+    if exports.iter().any(|export| export.works) { Ok(()) } else { Err(Reported.into()) }
 }
 
 fn text(heading: &str, checks: &[Check]) -> String {

@@ -1,8 +1,8 @@
-//! `inspect`: what a cache device holds, by reading alone.
+//! `inspect` reports the contents of a cache device, and only reads.
 //!
-//! A device in use is read while it changes. What is read then can contradict itself, which the
-//! engine reports as damage; so such a device is read a few more times before damage is reported,
-//! and the answer says that it is a snapshot.
+//! A device in use is read while it changes. Such a snapshot can contradict itself, which the
+//! engine reports as damage. So `inspect` reads a device in use a few more times before it reports
+//! damage, and labels the answer as a snapshot.
 
 use std::path::Path;
 use std::thread;
@@ -11,16 +11,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use udm::contents::{Contents, Value as Held};
+use udm::common::contents::{Contents, Value as Held};
 use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
-use udm::shm::{Keeper, Served};
+use udm::shm::{Served, SharedStore};
 use udm::sync::Arc;
 use udm::table::Word;
 use udm::targets::{self, TargetType};
 use udm::units::human_bytes;
 
-use crate::args::InspectArgs;
+use crate::args::media::InspectArgs;
 use crate::columns::pairs;
 use crate::output::{print, print_json, print_note};
 use crate::runtime::RuntimeDir;
@@ -28,7 +28,7 @@ use crate::runtime::RuntimeDir;
 /// How often a device in use is read before damage is reported.
 const TRIES_IN_USE: usize = 5;
 
-/// Time between two of those.
+/// Time between two such reads.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 
 /// `udm inspect`.
@@ -39,15 +39,15 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     }
     print(&describe(&found))?;
     if found.is_in_use {
-        print_note("the device is in use, so this is a snapshot of something that moves");
+        print_note("the device is in use, so this is a snapshot, and the contents are changing");
     }
     Ok(())
 }
 
-/// A cache device that was looked at.
+/// A cache device that was inspected.
 #[derive(Debug)]
 pub struct Found {
-    /// As it was named.
+    /// The name that the user gave.
     pub name: String,
     /// Its size.
     pub size_bytes: u64,
@@ -55,7 +55,7 @@ pub struct Found {
     pub is_in_use: bool,
     /// The type of cache that it holds.
     pub kind: &'static TargetType,
-    /// What it holds.
+    /// Its contents.
     pub contents: Contents,
 }
 
@@ -73,8 +73,8 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         }
         let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path), area)?);
         let runtime = RuntimeDir::locate().unwrap_or_default();
-        let keeper = |target| Keeper::folder(&runtime, target, None);
-        match targets::inspect(&pmem, start_sector, &keeper) {
+        let shared_store = |target| SharedStore::folder(&runtime, target, None);
+        match targets::inspect(&pmem, start_sector, &shared_store) {
             Ok((kind, contents)) => {
                 let size_bytes = pmem.len_bytes();
                 let name = area.named(&path);
@@ -84,7 +84,7 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         }
     }
     if is_in_use {
-        failed = failed.context("the device is in use, and could not be read in one piece");
+        failed = failed.context("the device is in use, and changed while it was read: try again");
     }
     Err(failed)
 }
@@ -118,23 +118,23 @@ fn describe(found: &Found) -> String {
     pairs(&rows)
 }
 
-/// What the server's memory holds beyond the medium.
+/// The data that the server's memory holds in addition to the medium.
 fn of_server(found: &Found, served: &Served) -> String {
     let place = &served.place;
     match (served.is_of_this_boot, found.is_in_use) {
         (true, true) => {
-            format!("writes that were acknowledged and not flushed are in memory at {place}")
+            format!("acknowledged, unflushed writes are in shared memory at {place}")
         }
         (true, false) => {
-            let is_there = if is_there(served) { "" } else { ", WHICH IS NOT THERE" };
+            let is_there = if is_there(served) { "" } else { ", WHICH IS MISSING" };
             format!(
-                "its server died; writes that it had acknowledged and not flushed are in memory at \
+                "its server died; acknowledged, unflushed writes are in shared memory at \
                  {place}{is_there}"
             )
         }
         (false, _) => {
-            "its server died, and the machine was started again since: writes that it had \
-                       acknowledged and not flushed are lost"
+            "its server died, and the machine was rebooted since: acknowledged, unflushed writes \
+                       are lost"
                 .into()
         }
     }

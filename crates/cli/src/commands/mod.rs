@@ -2,18 +2,18 @@
 //! an error whose text names where and why; `main.rs` puts the command's name in front.
 
 mod about;
-mod asking;
 mod cache;
 mod change;
 mod create;
 mod detach;
 mod doctor;
-mod doors;
 mod explain;
+mod exports;
 mod inspect;
 mod recover;
 mod remove;
 mod report;
+mod rpc;
 mod setup;
 mod wait;
 
@@ -43,14 +43,14 @@ pub fn run(command: Command) -> Result<()> {
         Command::Rename(args) => change::rename(&args),
         Command::Ls(args) => report::ls(&args),
         Command::Wait(args) => wait::wait(&args),
-        Command::Export(args) => doors::export(&args),
-        Command::Unexport(args) => doors::unexport(&args),
+        Command::Export(args) => exports::export(&args),
+        Command::Unexport(args) => exports::unexport(&args),
         Command::Metrics(args) => report::metrics(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Recover(args) => recover::recover(&args),
         Command::Cache(args) => cache::cache(&args.command),
         Command::Doctor(args) => doctor::doctor(&args),
-        Command::Targets(args) => about::targets(args),
+        Command::Targets(args) => about::targets(&args),
         Command::Bench(args) => about::bench(&args),
         Command::Completions(args) => about::completions(&args),
         Command::Man(args) => about::man(&args),

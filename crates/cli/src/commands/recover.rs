@@ -1,8 +1,8 @@
 //! `recover`: bring an origin up to date from its cache, without a server.
 //!
-//! The cache is opened as a device without doors, drained, and closed again. This is the same code
-//! that drains a served device, so an interruption, even a kill, loses nothing and the next
-//! `recover` continues.
+//! The cache is opened as a device without exports, drained, and closed again. This is the same
+//! code that drains a served device, so an interruption, even a kill, does not lose data, and the
+//! next `recover` continues.
 
 mod cut;
 mod metadata;
@@ -12,52 +12,134 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
+use udm::build::{self, SystemOpener, make_absolute};
+use udm::common::contents::Shape;
 use udm::device::Device;
 use udm::queue::Queue;
 use udm::sync::Arc;
+use udm::table::Table;
 use udm::target::FactValue;
-use udm::targets::{Recovery, caches};
+use udm::targets::{CutCache, RecoveryRequest, TargetType, caches};
 use udm::units::human_bytes;
 
 use super::inspect::look_at;
 use super::print_result;
 use super::remove::Interrupts;
-use crate::args::RecoverArgs;
-use crate::attaching::{Shown, watched};
+use crate::args::media::RecoverArgs;
+use crate::attach_progress::{Shown, watched};
+use crate::dead;
 use crate::loading::attach_notes;
 use crate::loading::{LoadHow, load_table};
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
 use crate::served::come_to_rest;
+use crate::troubles::why_stuck;
 use crate::work::Watch;
 
 /// Time between two checks of how much is left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// The cache to be recovered.
+enum Subject {
+    /// A cache with its metadata on a device or part of its own.
+    WithMetadata(metadata::Words),
+    /// A cache on a device that was cut short.
+    Cut(&'static TargetType, CutCache),
+    /// Any other cache.
+    Whole(&'static TargetType, Shape),
+}
+
 /// `udm recover`.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
+    let subject = subject(args)?;
+    let mut table = Table::parse(&match &subject {
+        Subject::WithMetadata(words) => words.table(),
+        Subject::Cut(kind, found) => kind.recovery_table(&found.shape, &asked(args)),
+        Subject::Whole(kind, shape) => kind.recovery_table(shape, &asked(args)),
+    })?;
+    make_absolute(&mut table, &std::env::current_dir().context("the current directory")?);
+    let runtime = RuntimeDir::open()?;
+    let before = match args.accept_loss {
+        false => dead::before(&table, &runtime)?,
+        true => dead::before_loss(&table, &runtime)?,
+    };
+    if args.dry_run {
+        return match subject {
+            Subject::WithMetadata(words) => metadata::recover(args, &words),
+            _ => dry_run(args, &table, &runtime),
+        };
+    }
+    before.iter().for_each(|dead| dead.expect_end(&runtime, &table));
+    let done = match &subject {
+        Subject::WithMetadata(words) => metadata::recover(args, words),
+        Subject::Cut(_, found) => cut::recover(args, &table, found),
+        Subject::Whole(..) => recover_whole(args, &table),
+    };
+    for dead in before {
+        if done.is_ok() && dead.forget_with(&runtime, &table)? {
+            let name = &dead.name;
+            print_note(&format!("{name}: its server had died; the device is removed"));
+        } else {
+            dead.remember_again(&runtime, &table);
+        }
+    }
+    done
+}
+
+fn subject(args: &RecoverArgs) -> Result<Subject> {
     if let Some(origin) = &args.cache_origin {
-        return metadata::recover(args, origin);
+        let (metadata, cache) = (args.cache_device.clone(), args.origin.clone());
+        return Ok(Subject::WithMetadata(metadata::Words {
+            metadata,
+            cache,
+            origin: origin.into(),
+        }));
     }
     if let Some((kind, found)) = cut::find(args)? {
-        return cut::recover(args, kind, &found);
+        return Ok(Subject::Cut(kind, found));
     }
     // Inspecting first keeps a device that is not a cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
     if found.kind.cache.as_ref().is_some_and(|cache| cache.has_metadata_device) {
-        bail!("{} has the metadata of a {}: give META CACHE ORIGIN", found.name, found.kind.name);
+        return Ok(Subject::WithMetadata(metadata::Words::on_one_device(args, found.kind)?));
     }
     let with_log: Vec<&str> =
         caches().filter(|(_, cache)| cache.has_log).map(|(kind, _)| kind.name).collect();
     if args.truncate && !with_log.contains(&found.kind.name) {
         bail!(
-            "--truncate is about the log of a {}; {} is none",
+            "--truncate applies to the log of a {}, which {} does not have",
             with_log.join(" or a "),
             args.cache_device
         );
     }
-    let device = open(&found.kind.recovery_table(&found.contents.shape, &asked(args)))?;
+    Ok(Subject::Whole(found.kind, found.contents.shape))
+}
+
+/// Reports the data that would be written. All devices are opened read-only.
+fn dry_run(args: &RecoverArgs, table: &Table, runtime: &RuntimeDir) -> Result<()> {
+    let opened = build::recover(table, &SystemOpener::with_memory_in(runtime.path()));
+    let (recovery, _origin) =
+        opened.map_err(|error| in_words_of_recover(&without_place(&anyhow::Error::from(error))))?;
+    recovery.notes.iter().for_each(|note| print_note(note));
+    let (dirty, lost) = (recovery.dirty_bytes(), recovery.lost_bytes());
+    let mut text = format!("{}: {} would be written", args.origin, human_bytes(dirty));
+    if lost > 0 || recovery.has_more {
+        let more = if recovery.has_more { ", and more in unknown ranges," } else { "" };
+        text += &format!("; {}{more} cannot be read", human_bytes(lost));
+    }
+    let value = json!({
+        "cache_device": args.cache_device,
+        "origin": args.origin,
+        "drained_bytes": 0,
+        "dirty_bytes": dirty,
+        "damaged_bytes": lost,
+    });
+    print_result(args.json, &text, &value)
+}
+
+fn recover_whole(args: &RecoverArgs, table: &Table) -> Result<()> {
+    let device = open(&table.to_string())?;
     let background = Queue::background("udm-recover", &device)?;
     let drained = drain(args, &device);
     let rested = come_to_rest(&device, &Watch::default());
@@ -65,16 +147,22 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     drop(background);
     let drained_bytes = drained?;
     rested?;
+    if !device.is_durable() {
+        bail!(
+            "{}: a flush failed, so the written data may be lost: run the command again",
+            args.origin
+        );
+    }
     device.remove()?;
     if lost_bytes > 0 {
         print_note(&format!(
-            "{} of dirty data were damaged in the cache and were not written; \
-             `udm inspect {}` lists where",
+            "{} of dirty data were damaged in the cache and were not written; `udm inspect {}` \
+             lists the ranges",
             human_bytes(lost_bytes),
             args.cache_device
         ));
     }
-    let text = format!("{}: it has everything that {} had", args.origin, args.cache_device);
+    let text = format!("{}: all dirty data of {} is written back", args.origin, args.cache_device);
     let value = json!({
         "cache_device": args.cache_device,
         "origin": args.origin,
@@ -86,8 +174,8 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
 }
 
 /// The user's options for a recovery.
-fn asked(args: &RecoverArgs) -> Recovery<'_> {
-    Recovery {
+fn asked(args: &RecoverArgs) -> RecoveryRequest<'_> {
+    RecoveryRequest {
         cache: &args.cache_device,
         origin: &args.origin,
         accepts_damage: args.truncate,
@@ -112,7 +200,7 @@ fn open(table: &str) -> Result<Arc<Device>> {
 }
 
 /// An error about the table, without the place in it: the user wrote no table.
-fn without_place(error: &anyhow::Error) -> anyhow::Error {
+pub fn without_place(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let rest = text.strip_prefix("table line ").and_then(|rest| rest.split_once(": "));
     anyhow!(rest.map_or(text.clone(), |(_, rest)| rest.to_owned()))
@@ -123,11 +211,10 @@ fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let text = text
         .replace("add `lost_memory accept` to the table", "give --accept-loss")
-        .replace("`lost_memory accept` in the table goes on", "--accept-loss goes on")
         .replace("add `rebind true` to the table", "give --rebind");
     anyhow!(caches().fold(text, |text, (_, cache)| {
-        let table = format!("`{}` in the table goes on", cache.words_to_accept_damage);
-        text.replace(&table, "--truncate goes on")
+        let table = format!("add `{}` to the table", cache.words_to_accept_damage);
+        text.replace(&table, "give --truncate")
     }))
 }
 
@@ -142,10 +229,15 @@ fn drain(args: &RecoverArgs, device: &Device) -> Result<u64> {
             progress.finish();
             return Ok(progress.done_bytes());
         }
+        if let Some(why) = why_stuck(device) {
+            progress.pause();
+            bail!("{why}; {} of dirty data were not written back", human_bytes(dirty.bytes));
+        }
         if interrupts.is_interrupted() {
             progress.pause();
             bail!(
-                "interrupted; {} of dirty data stay safe in {}: give the command again to go on",
+                "interrupted; {} of dirty data are still safe in {}: run the command again to \
+                continue",
                 human_bytes(dirty.bytes),
                 args.cache_device
             );

@@ -1,4 +1,4 @@
-//! `remove` and `drain`: where dirty data goes, or stays.
+//! `remove` and `drain`: dirty data is written back, or remains in the cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,15 +6,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGINT;
+use udm::build::{self, SystemOpener};
+use udm::error::Kind;
+use udm::table::Table;
+use udm::targets;
 use udm::units::human_bytes;
 
 use super::print_result;
 use crate::args::{DrainArgs, RemoveArgs};
 use crate::control::{Absent, Client, wait_for_exit};
+use crate::dead;
+use crate::loading::recoveries;
 use crate::output::print_note;
 use crate::process;
 use crate::progress::Progress;
-use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
+use crate::runtime::{DeviceName, RuntimeDir};
 
 /// The exit code of a command that Ctrl-C ended immediately, as shells have it.
 const INTERRUPTED: i32 = 130;
@@ -38,7 +44,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     };
     if !wait_for_exit(process) {
         let what = pid.map(process::doing).unwrap_or_default();
-        print_note(&format!("{name}: removed, but its devices are in use yet: {what}"));
+        print_note(&format!("{name}: removed, but its devices are still in use: {what}"));
     }
     if let Some(trouble) = left["trouble"].as_str() {
         print_note(&format!("{name}: removed by force: {trouble}"));
@@ -51,17 +57,25 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     if let Some(why) = left["wipe_failed"].as_str() {
         bail!("{name}: removed, and its cache {cache} is clean, but could not be wiped: {why}");
     }
+    let commands = left["recover"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let recover = commands.collect::<Vec<_>>().join("` and `");
     let mut text = format!("{name}: removed");
     if left["is_wiped"] == true {
-        text += &format!("; the origin has everything, and {cache} is no cache any more");
+        text += &format!("; all dirty data is written back, and the cache on {cache} is erased");
     }
     if left["is_lost"] == true {
         let bytes = human_bytes(dirty_bytes);
         text += &format!("; {bytes} of dirty data are lost with the deleted cache device");
+    } else if dirty_bytes > 0 && left["medium_failure"].is_string() {
+        let bytes = human_bytes(dirty_bytes);
+        text += &format!(
+            "; {bytes} of dirty data were in the cache {cache}, which has failed: `{recover}` \
+             writes back the readable part, and the rest is lost"
+        );
     } else if dirty_bytes > 0 {
         text += &format!(
-            "; {} of dirty data stay in the cache {cache}: `udm create` goes on with them, \
-             `udm recover` writes them back",
+            "; {} of dirty data stay in the cache {cache}: `udm create` reopens the cache with \
+             them, `{recover}` writes them back",
             human_bytes(dirty_bytes)
         );
     }
@@ -70,33 +84,73 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         "dirty_bytes": dirty_bytes,
         "drained_bytes": drained_bytes,
         "cache": left["cache"],
+        "recover": left["recover"],
         "is_wiped": left["is_wiped"] == true,
+        "medium_failure": left["medium_failure"],
         "trouble": left["trouble"],
     });
     print_result(args.json, &text, &value)
 }
 
-/// Removes the files of a dead server. Its shared memory stays: the next server needs it.
+/// Removes the files of a dead server. Its shared memory is kept, because the next server needs it.
 fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
     let name = &args.name;
     if args.drain {
-        bail!("{name}: its server died, so nothing can be drained; create it again first");
+        bail!("{name}: its server died, so it cannot be drained; create it again first");
     }
     let Some(lock) = runtime.try_lock(name)? else {
-        bail!("{name}: a server for it is starting at this moment");
+        bail!("{name}: a server for it is starting now");
     };
-    // First: with the lock's files goes the knowledge that there was a device.
-    let home = runtime.path().to_string_lossy();
-    let disks = udm_export::ublk::forget(name.as_str(), &home)
-        .with_context(|| format!("{name}: removing the disk that its server has left"))?;
-    udm_export::nbd::shared::forget_dead(runtime.path())
-        .with_context(|| format!("{name}: removing what doors of its server have left"))?;
-    runtime.clear(&lock, KeepLog::Yes);
-    let mut text = format!("{name}: its server had died; dirty data stays in the cache");
-    for disk in disks {
-        text += &format!("; {disk} is gone");
+    let table = std::fs::read_to_string(runtime.table(name)).unwrap_or_default();
+    let (fate, is_there) = fate_of_dead(runtime, &table);
+    let disks = dead::forget(runtime, &lock)?;
+    let mut text = format!("{name}: its server had died{fate}");
+    let recover = if is_there { recoveries(&table) } else { Vec::new() };
+    if !recover.is_empty() {
+        text += &format!(": `{}` writes it back", recover.join("` and `"));
     }
-    print_result(args.json, &text, &json!({ "name": name.as_str(), "was_dead": true }))
+    for disk in disks {
+        text += &format!("; {disk} is deleted");
+    }
+    print_result(
+        args.json,
+        &text,
+        &json!({ "name": name.as_str(), "was_dead": true, "recover": recover }),
+    )
+}
+
+/// A sentence about the dirty data of a dead server, as far as its cache shows; and whether any of
+/// it can be written back.
+fn fate_of_dead(runtime: &RuntimeDir, table: &str) -> (String, bool) {
+    let opener = SystemOpener::with_memory_in(runtime.path());
+    let (mut fates, mut is_there) = (String::new(), false);
+    for line in Table::parse(table).map_or_else(|_| Vec::new(), |table| table.lines) {
+        let is_cache = |kind: &targets::TargetType| kind.cache.is_some();
+        if !targets::find(&line.target.text).is_some_and(is_cache) {
+            continue;
+        }
+        let surveyed = build::survey(&Table { lines: vec![line] }, &opener);
+        is_there |= surveyed.as_ref().map_or_else(
+            |error| matches!(error.kind(), Kind::Refused | Kind::Busy),
+            |survey| survey.dirty_bytes > 0 && !survey.is_all_unread(),
+        );
+        fates += &match surveyed {
+            Ok(survey) if survey.unread > 0 => format!(
+                "; its cache has {} of dirty data, of which the unreadable part is lost",
+                human_bytes(survey.dirty_bytes)
+            ),
+            Ok(survey) if survey.dirty_bytes == 0 => "; its cache has no dirty data".to_owned(),
+            Ok(_) => "; dirty data stays in the cache".to_owned(),
+            Err(error) if matches!(error.kind(), Kind::Refused | Kind::Busy) => {
+                format!("; dirty data stays in the cache ({error})")
+            }
+            Err(error) => format!(
+                "; its cache cannot be read, so its dirty data is lost unless it becomes readable \
+                 again ({error})"
+            ),
+        };
+    }
+    (fates, is_there)
 }
 
 /// `udm drain`.
@@ -109,7 +163,15 @@ pub fn drain(args: &DrainArgs) -> Result<()> {
         "dirty_bytes": left["dirty_bytes"],
         "drained_bytes": drained_bytes,
     });
-    let text = format!("{}: the origin has everything", args.name);
+    let text = match left["dirty_bytes"].as_u64() {
+        None | Some(0) => format!("{}: all dirty data is written back", args.name),
+        Some(since) => format!(
+            "{}: all data from before the drain is written back; {} were written since, and are \
+             dirty",
+            args.name,
+            human_bytes(since)
+        ),
+    };
     print_result(args.json, &text, &value)
 }
 
@@ -119,7 +181,7 @@ pub fn drain(args: &DrainArgs) -> Result<()> {
 pub struct Interrupts(Arc<AtomicBool>);
 
 impl Interrupts {
-    /// Takes SIGINT from now on.
+    /// Handles SIGINT from now on.
     pub fn take() -> Result<Interrupts> {
         let flag = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&flag))
@@ -128,7 +190,7 @@ impl Interrupts {
         Ok(Interrupts(flag))
     }
 
-    /// Whether there was one.
+    /// Whether SIGINT has arrived.
     pub fn is_interrupted(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -148,7 +210,9 @@ fn follow(
     let value = client.follow(method, parameters, &mut |now| {
         if let Some(bytes) = now.get("wipe_bytes") {
             if interrupts.is_interrupted() {
-                bail!("{name}: interrupted; the origin has everything, and the removal goes on");
+                bail!(
+                    "{name}: interrupted; all dirty data is written back, and the removal continues"
+                );
             }
             if let Some(bytes) = bytes.as_u64() {
                 let wipe = wipe.get_or_insert_with(|| {
@@ -159,15 +223,16 @@ fn follow(
             }
             return Ok(());
         }
-        // While the device comes to rest, answers have no number of bytes.
-        left = now["dirty_bytes"].as_u64().unwrap_or(left);
+        // While the device comes to rest, answers do not contain a number of bytes.
+        left = now["left_bytes"].as_u64().or(now["dirty_bytes"].as_u64()).unwrap_or(left);
         if interrupts.is_interrupted() {
             return Err(anyhow!(
-                "{name}: interrupted; {} of dirty data stay safe in the cache; \
-                 the device goes on, and the command may be given again",
+                "{name}: interrupted; {} of dirty data are still safe in the cache, and the device \
+                 still serves: run the command again to continue",
                 human_bytes(left)
             ));
         }
+        progress.wait_for(now["waits_for"].as_str());
         progress.update(left, now["is_failing"] == true);
         Ok(())
     });

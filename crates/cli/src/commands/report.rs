@@ -4,8 +4,8 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
-use super::asking::{Heard, ask_all, ask_each};
-use super::{doors, explain, print_answers};
+use super::rpc::{Heard, ask_all, ask_each};
+use super::{explain, exports, print_answers};
 use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
 use crate::output::{print, print_json, print_line, print_note};
@@ -64,7 +64,7 @@ fn lines(
     asked
 }
 
-/// What happened to the devices below, which the kernel's lines do not contain.
+/// The troubles of the devices below, which the kernel's lines do not contain.
 fn print_notes(name: &str, answer: &Value) {
     for note in answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{name}: {note}"));
@@ -138,23 +138,25 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     asked
 }
 
-/// What is shown of a device whose server does not answer.
+/// The values shown for a device whose server does not answer.
 fn lost(name: &DeviceName, state: &str) -> Value {
     json!({ "name": name.as_str(), "state": state, "targets": [] })
 }
 
-/// Late requests that are shown one by one.
-const LATE_SHOWN: usize = 5;
+/// The number of slow requests that are shown one by one.
+const SLOW_SHOWN: usize = 5;
 
 /// Facts that every user looks for.
-const PROMOTED: [&str; 10] = [
+const PROMOTED: [&str; 12] = [
     "cached_bytes",
     "medium",
     "medium_failure",
+    "medium_refusal",
+    "metadata_failure",
     "medium_is_deleted",
     "medium_is_volatile",
     "origin_failure",
-    "origin_absence",
+    "origin_missing",
     "origin_is_deleted",
     "cache_device",
     "backing_device",
@@ -164,7 +166,7 @@ const PROMOTED: [&str; 10] = [
 /// looks for next to the name.
 fn shape(mut info: Value) -> Value {
     if info["exports"].is_array() {
-        doors::shape_all(&mut info);
+        exports::shape_all(&mut info);
     }
     let mut first = Map::new();
     let mut used_bytes = None;
@@ -211,15 +213,45 @@ fn word(value: &Value) -> String {
     value.as_str().unwrap_or("-").to_owned()
 }
 
-/// The late requests, the first few in detail.
-fn late_requests(info: &Value) -> Vec<String> {
-    let late = info["late_requests"].as_array().map_or(&[][..], Vec::as_slice);
-    let shown = late.iter().take(LATE_SHOWN).map(|request| {
+/// The known facts about the rings of an export's clients.
+fn rings(export: &Value) -> String {
+    let mut text = match (export["rings"].as_u64(), export["clients"].as_u64()) {
+        (None, _) | (_, None | Some(0)) => String::new(),
+        (Some(1), _) => ", 1 ring".to_owned(),
+        (Some(n), _) => format!(", {n} rings"),
+    };
+    if let Some(seconds) = export["without_rings_seconds"].as_u64() {
+        text += &format!("; one client has had no ring for {seconds} s");
+    }
+    text
+}
+
+/// The slow requests, the first few in detail.
+fn slow_requests(info: &Value) -> Vec<String> {
+    let slow = info["slow_requests"].as_array().map_or(&[][..], Vec::as_slice);
+    let shown = slow.iter().take(SLOW_SHOWN).map(|request| {
         let (what, for_what) = (word(&request["request"]), word(&request["waits_for"]));
-        format!("{what}: for {} s it waits for {for_what}", request["seconds"])
+        format!("{what}: has waited for {for_what} for {} s", request["seconds"])
     });
-    let more = late.len().checked_sub(LATE_SHOWN).filter(|more| *more > 0);
+    let more = slow.len().checked_sub(SLOW_SHOWN).filter(|more| *more > 0);
     shown.chain(more.map(|more| format!("and {more} more"))).collect()
+}
+
+/// The state of the cache device, with the heading of each line.
+fn medium_rows(shaped: &Value) -> Vec<(&'static str, String)> {
+    let fields = [
+        ("Medium", "medium"),
+        ("Failure", "medium_failure"),
+        ("Failure", "medium_refusal"),
+        ("Failure", "metadata_failure"),
+    ];
+    let text_of = |(name, field)| Some((name, shaped[field].as_str()?.to_owned()));
+    let mut rows: Vec<_> = fields.into_iter().filter_map(text_of).collect();
+    if shaped["medium_is_deleted"] == true {
+        let deleted = "the cache device was deleted; its data is lost when the server ends";
+        rows.push(("Deleted", deleted.into()));
+    }
+    rows
 }
 
 /// A device in a few lines for people.
@@ -236,36 +268,28 @@ fn describe(info: &Value) -> String {
     let sectors = info["size_bytes"].as_u64().unwrap_or(0) / SECTOR;
     row("Size", format!("{} ({sectors} sectors)", bytes(&info["size_bytes"])));
     if info["is_read_only"] == true {
-        row("Read-only", "a device below may only be read".into());
+        row("Read-only", "a device of the table is read-only".into());
     }
     let inactive = info["has_inactive_table"] == true;
     row("Tables present", if inactive { "LIVE & INACTIVE".into() } else { "LIVE".into() });
     for line in info["lines"].as_array().into_iter().flatten() {
         row("Table", word(&line["table"]));
     }
-    for door in info["exports"].as_array().into_iter().flatten() {
-        let clients = match door["clients"].as_u64() {
+    let shaped = shape(info.clone());
+    for export in shaped["exports"].as_array().into_iter().flatten() {
+        let clients = match export["clients"].as_u64() {
             Some(1) => "1 client".to_owned(),
             n => format!("{} clients", n.unwrap_or(0)),
         };
-        row("Export", format!("{} ({})", word(&door["client_uri"]), clients));
+        row("Export", format!("{} ({clients}{})", word(&export["client_uri"]), rings(export)));
     }
     if let Some(uri) = info["metrics"].as_str() {
         row("Metrics", uri.to_owned());
     }
-    let shaped = shape(info.clone());
-    for (name, field) in [("Medium", "medium"), ("Failure", "medium_failure")] {
-        if let Some(text) = shaped[field].as_str() {
-            row(name, text.to_owned());
-        }
+    for (name, text) in medium_rows(&shaped) {
+        row(name, text);
     }
-    if shaped["medium_is_deleted"] == true {
-        row(
-            "Deleted",
-            "the cache device has no name any more; its data ends with the server".into(),
-        );
-    }
-    for name in ["origin_failure", "origin_absence"] {
+    for name in ["origin_failure", "origin_missing"] {
         if let Some(text) = shaped[name].as_str() {
             row("Origin", text.to_owned());
         }
@@ -276,16 +300,20 @@ fn describe(info: &Value) -> String {
     }
     let is_told = shaped["medium_failure"].is_string() || shaped["origin_failure"].is_string();
     if info["is_writeback_failing"] == true && !is_told {
-        row("Write-back", "the origin fails; tried again with growing pauses".into());
+        row("Write-back", "the origin fails; udm retries with growing pauses".into());
     }
-    for text in late_requests(info) {
-        row("Late", text);
+    for stall in info["stalls"].as_array().into_iter().flatten() {
+        let (device, seconds) = (word(&stall["waits_for"]), &stall["seconds"]);
+        row("Write-back", format!("waits for {device}, which has not answered for {seconds} s"));
+    }
+    for text in slow_requests(info) {
+        row("Slow", text);
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
     let watch = &info["watch"];
     if let (Some(nanos), Some(caught)) = (watch["nanoseconds"].as_u64(), watch["caught"].as_u64()) {
         let ms = nanos / 1_000_000;
-        row("Watching", format!("{ms} ms spent looking for the next request, {caught} found so"));
+        row("Busy polling", format!("{ms} ms, {caught} requests found"));
     }
     if let Some(log) = info["log"].as_str() {
         row("Log", log.to_owned());
@@ -319,7 +347,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
             answers.push(summary);
         }
     }
-    // Most devices are no disks of this host; then there is no column for that.
+    // Most devices are not disks of this host: without any disk the column is omitted.
     let has_disk = rows.iter().any(|cells| cells.last().is_some_and(|disk| disk != "-"));
     let headings = ["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS", "DISK"];
     let count = headings.len() - usize::from(!has_disk);
@@ -332,14 +360,14 @@ pub fn ls(args: &LsArgs) -> Result<()> {
     }
 }
 
-/// A living one.
+/// The summary of a device whose server answers.
 fn summary(info: &Value) -> Value {
     let lines = info["lines"].as_array().into_iter().flatten();
     let mut targets: Vec<&str> = lines.filter_map(|line| line["target"].as_str()).collect();
     targets.sort_unstable();
     targets.dedup();
-    let doors = info["exports"].as_array().into_iter().flatten();
-    let places = doors.filter_map(|door| door["client_uri"].as_str());
+    let exports = info["exports"].as_array().into_iter().flatten();
+    let places = exports.filter_map(|export| export["client_uri"].as_str());
     let disks = places.filter(|place| place.starts_with("/dev/"));
     let has_failed = |line: &Value| {
         let facts = line["facts"].as_array().into_iter().flatten();

@@ -1,15 +1,16 @@
-//! `create --origin SLOW --fast FAST`: the table that a user would have to write, and what the
-//! kernel's own tools would be told.
+//! `create --origin SLOW --fast FAST`: composes the table that a user would have to write, and the
+//! same commands for the kernel's own tools.
 //!
-//! Nothing is written here. What the fast device holds already decides first (the same command
-//! goes on with its own cache), then `--target`, then what the device is, and `--mode`. The table
-//! goes the way of every table, with all that is refused there.
+//! This file does not write to any device. An existing cache on the fast device decides the target
+//! first (the same command reopens its own cache), then `--target`, then the kind of the device and
+//! `--mode`. The composed table is loaded and checked like any other table.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use udm::build::{Opener, SystemOpener, make_absolute};
 use udm::disk::{Disk, FileDisk, FileOptions, OpenMode};
 use udm::pmem::dax::DaxPmem;
 use udm::pmem::{Persistence, Pmem};
@@ -18,31 +19,37 @@ use udm::sync::Arc;
 use udm::table::{DeviceWord, Table, Word};
 use udm::targets::{self, Fast, TargetType, Wanted, WordRole};
 use udm::units::{SECTOR, human_bytes};
-use udm::world::{Opener, SystemOpener, make_absolute};
 
 use crate::args::SetupArgs;
 use crate::output::{Usage, print_note, shell};
 
-/// What is to be created.
+/// The device to be created.
 #[derive(Debug)]
 pub struct Composed {
     /// The table, with absolute paths.
     pub table: String,
-    /// Why this target.
+    /// The reason for this target.
     pub why: String,
-    /// What becomes of the fast device.
+    /// What will become of the fast device.
     pub fate: String,
+    /// The result for the fast device, first if it was not formatted, then if it was.
+    done: [String; 2],
     /// Commands of the kernel's tools that mean the same.
     pub kernel: Vec<String>,
 }
 
 impl Composed {
+    /// The device was created: `fate` now reports the result for the fast device, not the plan.
+    pub fn is_done(&mut self, has_formatted: bool) {
+        self.fate = std::mem::take(&mut self.done[usize::from(has_formatted)]);
+    }
+
     /// For people.
     pub fn lines(&self, name: &str) -> Vec<String> {
         let mut lines = vec![format!("{name}: {}", self.why), format!("{name}: {}", self.fate)];
         lines.push(format!("{name}: the table is"));
         lines.extend(self.table.lines().map(|line| format!("    {line}")));
-        lines.push(format!("{name}: the kernel is told the same by"));
+        lines.push(format!("{name}: the same with the kernel's tools"));
         lines.extend(self.kernel.iter().map(|line| format!("    {line}")));
         lines
     }
@@ -64,21 +71,23 @@ struct Device {
 }
 
 /// Puts the table together.
-pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
+pub fn compose(name: &str, args: &SetupArgs, is_forced: bool) -> Result<Composed> {
     let (Some(origin), Some(fast)) = (&args.origin, &args.fast) else {
-        return Err(Usage("--origin and --fast belong together".into()).into());
+        return Err(Usage("--origin and --fast must be given together".into()).into());
     };
     let origin = origin_of(origin)?;
     let (fast, pmem) = fast_of(fast)?;
     refuse_the_same(&origin.word, &fast.word)?;
     let nature = nature_of(&fast.word, &*pmem);
     let held = targets::held(&pmem);
-    let (kind, why) = choose(args, &fast.word, held, nature, &*pmem)?;
+    let (kind, why) = choose(args, &fast.word, (held, is_forced), nature, &*pmem)?;
     let found = match held {
+        // A device that is to be formatted does not have a shape yet.
+        _ if is_forced => None,
         None => None,
         Some(_) => Some(kind.shape_of(&pmem).with_context(|| {
             let path = &fast.word.word.text;
-            format!("{path} holds a damaged {}: `udm inspect {path}` says more", kind.name)
+            format!("{path} holds a damaged {}: `udm inspect {path}` prints details", kind.name)
         })?),
     };
     let wanted = Wanted {
@@ -87,15 +96,20 @@ pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
         fast: &fast.word.word.text,
         fast_bytes: fast.bytes,
         nature,
-        device_block_bytes: origin.block_bytes.max(fast.block_bytes),
+        origin_block_bytes: origin.block_bytes,
+        fast_block_bytes: fast.block_bytes,
         mode: args.mode,
         policy: args.policy.as_deref(),
         block_bytes: args.block_size.0,
         found,
     };
-    let mut table = Table::parse(&kind.line(&wanted)?)?;
+    let mut line = kind.line(&wanted)?;
+    if args.rebind {
+        line += " rebind true";
+    }
+    let mut table = Table::parse(&line)?;
     make_absolute(&mut table, &std::env::current_dir().context("the current directory")?);
-    udm::world::check(&table)?;
+    udm::build::check(&table)?;
     if fast.bytes > origin.bytes {
         print_note(&format!(
             "{name}: the fast device ({}) is larger than the origin ({}): they may be swapped",
@@ -104,8 +118,9 @@ pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
         ));
     }
     let kernel = kernel_lines(name, &table, kind, nature);
-    let fate = fate(&fast.word, held, &*pmem);
-    Ok(Composed { table: table.to_string(), why, fate, kernel })
+    let fate = fate(&fast.word, (held, is_forced), &*pmem);
+    let done = outcomes(&fast.word, held, kind);
+    Ok(Composed { table: table.to_string(), why, fate, done, kernel })
 }
 
 /// The word of a device, with its path if it is a number.
@@ -120,7 +135,7 @@ fn word_of(text: &str) -> Result<DeviceWord> {
 fn origin_of(text: &str) -> Result<Device> {
     let word = word_of(text)?;
     if word.options.persist.is_some() {
-        bail!("{text}: persist is for the fast device");
+        bail!("{text}: persist= is for the fast device only");
     }
     let options =
         FileOptions { mode: OpenMode::ReadOnly, area: word.options.area, ..FileOptions::default() };
@@ -133,7 +148,7 @@ fn fast_of(text: &str) -> Result<(Device, Arc<dyn Pmem>)> {
     let word = word_of(text)?;
     let pmem: Arc<dyn Pmem> =
         Arc::new(DaxPmem::open_read_only(Path::new(&word.path), word.options.area)?);
-    // Of a DAX device nobody asks for blocks.
+    // A DAX device cannot be opened as a disk, and its block size is not used.
     let options =
         FileOptions { mode: OpenMode::ReadOnly, area: word.options.area, ..FileOptions::default() };
     let blocks = FileDisk::open(&word.path, &options).map(|disk| disk.limits().block_bytes);
@@ -141,7 +156,7 @@ fn fast_of(text: &str) -> Result<(Device, Arc<dyn Pmem>)> {
     Ok((Device { bytes: pmem.len_bytes(), block_bytes, word }, pmem))
 }
 
-/// What the fast device is; how the user wants to reach it says it, too.
+/// The kind of the fast device. The options by which the user wants to open it decide first.
 fn nature_of(word: &DeviceWord, pmem: &dyn Pmem) -> Fast {
     match (word.options.io, word.options.persist, pmem.medium().persistence) {
         (Some(_), _, _) => Fast::Disk,
@@ -154,7 +169,7 @@ fn nature_of(word: &DeviceWord, pmem: &dyn Pmem) -> Fast {
 fn choose(
     args: &SetupArgs,
     fast: &DeviceWord,
-    held: Option<&'static TargetType>,
+    (held, is_forced): (Option<&'static TargetType>, bool),
     nature: Fast,
     pmem: &dyn Pmem,
 ) -> Result<(&'static TargetType, String)> {
@@ -162,17 +177,20 @@ fn choose(
     let named = |name: &str| targets::caches().find(|(kind, _)| kind.name == name);
     let asked = args.target.as_deref().and_then(named).map(|(kind, _)| kind);
     match (held, asked) {
-        (Some(held), Some(asked)) if held.name != asked.name => bail!(
+        (Some(held), Some(asked)) if held.name != asked.name && !is_forced => bail!(
             "{path} holds a {}, which a {} would overwrite: write it back (`udm recover`, or `udm \
-             remove --drain` of its device) and erase its first 64 KiB, or leave --target out",
+             remove --drain` of its device) and give --force-format, or omit --target",
             held.name,
             asked.name
         ),
+        (Some(held), Some(asked)) if held.name != asked.name => {
+            Ok((asked, format!("{}, as --target says", asked.name)))
+        }
         (Some(held), _) => Ok((held, format!("{}, which {path} holds", held.name))),
         (None, Some(asked)) => Ok((asked, format!("{}, as --target says", asked.name))),
         (None, None) => {
-            let kind =
-                targets::chosen_for(nature, args.mode).context("no target is for such a device")?;
+            let kind = targets::chosen_for(nature, args.mode)
+                .context("no target supports such a device")?;
             let what = match nature {
                 Fast::Memory => {
                     let description = &pmem.medium().description;
@@ -180,31 +198,60 @@ fn choose(
                 }
                 Fast::Disk => "reached as a disk".to_owned(),
             };
-            // The mode is a reason where the device alone would be another target's.
+            // The mode is a reason only if the device alone would get another target.
             let usual = targets::chosen_for(nature, None);
             let mode = match usual.is_some_and(|usual| usual.name == kind.name) {
                 true => "",
-                false => ", and --mode asks for what it has",
+                false => ", and it has the mode that --mode names",
             };
             Ok((kind, format!("{}, because {path} is {what}{mode}", kind.name)))
         }
     }
 }
 
-/// What becomes of the fast device.
-fn fate(fast: &DeviceWord, held: Option<&'static TargetType>, pmem: &dyn Pmem) -> String {
+/// What will become of the fast device.
+fn fate(
+    fast: &DeviceWord,
+    (held, is_forced): (Option<&'static TargetType>, bool),
+    pmem: &dyn Pmem,
+) -> String {
     let path = &fast.word.text;
     if let Some(held) = held {
-        return format!("the {} on {path} goes on, with all it holds", held.name);
+        if is_forced {
+            return format!(
+                "{path} holds a {}: it is formatted if it is clean, and refused if it is dirty",
+                held.name
+            );
+        }
+        return format!("the {} on {path} is reopened with its data", held.name);
     }
     let found = probe::pmem(pmem, 0);
     match found.is_empty() {
-        true => format!("{path} is formatted, if it is empty where a format writes"),
+        true if is_forced => format!("{path} is formatted, regardless of its contents"),
+        true => format!("{path} is formatted, if it is empty"),
+        false if is_forced => {
+            format!("{path} holds {}: --force-format overwrites it", probe::listed(&found))
+        }
         false => format!(
             "{path} holds {}: refused without --force-format, which overwrites it",
             probe::listed(&found)
         ),
     }
+}
+
+/// The messages after the device was created: without a format, and with one.
+fn outcomes(
+    fast: &DeviceWord,
+    held: Option<&'static TargetType>,
+    kind: &'static TargetType,
+) -> [String; 2] {
+    let path = &fast.word.text;
+    let kept = format!("the {} on {path} is reopened with its data", kind.name);
+    let formatted = match held {
+        Some(held) => format!("{path} held a {}, which was clean, and was formatted", held.name),
+        None => format!("{path} was formatted"),
+    };
+    [kept, formatted]
 }
 
 /// One device under two names is a slip.
@@ -253,15 +300,15 @@ fn kernel_lines(name: &str, table: &Table, kind: &TargetType, nature: Fast) -> V
             }
         }
     }
-    // What follows a cache's own words, the kernel ignores. It knows no policy of ours, and drops
-    // its hints.
+    // The kernel ignores the words after a cache's counted words. It does not know udm's policies,
+    // and drops their hints.
     let text = table.to_string().replace(" probation 0", " smq 0");
     lines.push(format!("dmsetup create {} --table \"{}\"", shell(name), text.trim_end()));
     lines
 }
 
 const NO_LOOP: &str =
-    "# the kernel wants memory with direct access (DAX) here, which a loop device is not";
+    "# the kernel needs memory with direct access (DAX) here, and a loop device has none";
 
 /// The kernel's name of a device, and the commands that make it.
 fn kernel_device(name: &str, what: &str, device: &DeviceWord) -> (Vec<String>, String) {
@@ -269,7 +316,7 @@ fn kernel_device(name: &str, what: &str, device: &DeviceWord) -> (Vec<String>, S
     let path = shell(&device.path);
     let kind = std::fs::metadata(&device.path).map(|meta| meta.file_type());
     if kind.as_ref().is_ok_and(FileTypeExt::is_char_device) {
-        let why = "# the kernel wants this memory as a block device with direct access (fsdax)";
+        let why = "# the kernel needs this memory as a block device with direct access (fsdax)";
         return (vec![why.into()], device.path.clone());
     }
     if kind.as_ref().is_ok_and(std::fs::FileType::is_file) {

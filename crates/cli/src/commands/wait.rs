@@ -9,8 +9,11 @@ use udm::units::human_bytes;
 
 use super::print_result;
 use crate::args::{Until, WaitArgs};
-use crate::control::{Absent, Client, Hung};
+use crate::control::{Absent, Client, Hung, QUESTION_TIMEOUT};
 use crate::runtime::RuntimeDir;
+
+/// The time that a server has for an answer, even after the timeout has expired.
+const ANSWER_MIN: Duration = Duration::from_millis(500);
 
 /// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -19,7 +22,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub fn wait(args: &WaitArgs) -> Result<()> {
     let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     loop {
-        let Some(why) = what_is_missing(args)? else {
+        // A server that does not answer at all takes no longer than the timeout either.
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let patience =
+            left.map_or(QUESTION_TIMEOUT, |left| left.clamp(ANSWER_MIN, QUESTION_TIMEOUT));
+        let Some(why) = what_is_missing(args, patience)? else {
             return print_result(args.json, "", &json!({ "name": args.name.as_str() }));
         };
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -29,14 +36,14 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
     }
 }
 
-/// What is still missing of the state that is waited for.
-fn what_is_missing(args: &WaitArgs) -> Result<Option<String>> {
+/// The condition that is still missing for the awaited state.
+fn what_is_missing(args: &WaitArgs, patience: Duration) -> Result<Option<String>> {
     let runtime = RuntimeDir::open()?;
-    let info = match Client::find(&runtime, &args.name)? {
-        Ok(mut client) => match client.ask("Info", json!({})) {
+    let info = match Client::find_within(&runtime, &args.name, patience)? {
+        Ok(mut client) => match client.ask_within("Info", json!({}), patience) {
             Ok(info) => info,
             Err(error) if error.is::<Hung>() => return Err(error),
-            // It ended while we asked; the next check finds out how.
+            // The server ended during the question; the next check determines how.
             Err(_) => return Ok(Some("its server does not answer".into())),
         },
         Err(absent) => {

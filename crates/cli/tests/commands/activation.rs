@@ -1,4 +1,4 @@
-//! Sockets that somebody else made: udm serves at them, and clients that came before it wait.
+//! Sockets made by another program: udm serves at them, and clients that connected before wait.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::common::{Udm, client, for_clients, is_gone, pattern, text, wait_until
 
 const MIB: u64 = 1 << 20;
 
-/// What systemd does: a socket as file descriptor 3, and two words in the environment.
+/// What systemd passes: a socket as file descriptor 3, and two variables in the environment.
 const PASS: &str = r#"
     use Socket; use POSIX ();
     # Descriptors stay open in the program that is started.
@@ -79,7 +79,7 @@ fn a_client_that_comes_first_waits_for_the_server() {
                 wait_until("the socket is closed", || !is_listening(&socket));
             }
             _ => {
-                // A door that is closed and opened again is the same one.
+                // An export that is closed and opened again is the same one.
                 udm.ok(&["unexport", "vol", &uri]);
                 udm.ok(&["export", "vol", &uri]);
                 client("nbdinfo", &[&for_clients(&uri)]);
@@ -122,18 +122,21 @@ fn what_cannot_be_served_is_refused() {
     let plain = ["create", "vol", "--table", "0 8 zero", "--export", &uri];
     let here = [&plain[..], &["--foreground"]].concat();
     let words = failure(pass(&udm, "unix", text(&socket), 0, &plain));
-    assert!(words.contains("only --foreground makes it"), "{words}");
+    assert!(words.contains("only a server in the foreground"), "{words}");
     let other = udm.path("other.sock");
     let words = failure(pass(&udm, "unix", text(&other), 0, &here));
-    assert!(words.contains("other.sock") && words.contains("no --export is there"), "{words}");
+    assert!(
+        words.contains("other.sock") && words.contains("no --export has this address"),
+        "{words}"
+    );
     let file = udm.file("file", 1);
     let words = failure(pass(&udm, "file", text(&file), 0, &here));
     assert!(words.contains("file descriptor 3") && words.contains("neither a Unix"), "{words}");
     let moded = format!("{uri}?mode=0666");
     let here = ["create", "vol", "--foreground", "--table", "0 8 zero", "--export", &moded];
     let words = failure(pass(&udm, "unix", text(&socket), 0, &here));
-    assert!(words.contains("mode= and owner= go there"), "{words}");
-    // Words in the environment that are for another process mean nothing.
+    assert!(words.contains("set its mode and owner there"), "{words}");
+    // udm ignores variables in the environment that are for another process.
     std::fs::remove_file(&socket).unwrap();
     let outcome = udm.command(&plain).env("LISTEN_FDS", "1").env("LISTEN_PID", "1").output();
     assert!(outcome.unwrap().status.success());

@@ -1,5 +1,5 @@
-//! Where nobody says which boot of the machine this is, memory of a server that died is neither
-//! believed nor taken for lost: nothing is opened.
+//! If the machine's boot cannot be identified, udm neither uses the memory of a dead server nor
+//! treats it as lost. It opens no cache.
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ fn cases(udm: &Udm) -> Vec<Case> {
     ]
 }
 
-/// Runs a command where the kernel's random numbers, among them that of the boot, are hidden.
+/// Runs a command with the kernel's random numbers hidden, the boot id among them.
 fn without_boot(udm: &Udm, words: &[&str]) -> Outcome {
     let hide = "mount -t tmpfs none /proc/sys/kernel/random && exec \"$@\"";
     let mut command = Command::new("unshare");
@@ -51,10 +51,10 @@ fn memory_of_a_dead_server_is_not_judged_by_an_unknown_boot() {
     let udm = Udm::new();
     let outcome = without_boot(&udm, &["ls"]);
     if outcome.err.contains("unshare") || outcome.err.contains("mount:") {
-        eprintln!("SKIPPED: nothing can be hidden here (it needs root): {}", outcome.err);
+        eprintln!("SKIPPED: the files cannot be hidden here (it needs root): {}", outcome.err);
         return;
     }
-    assert_eq!(outcome.code, 0, "what opens no cache needs no boot: {outcome:?}");
+    assert_eq!(outcome.code, 0, "a command that opens no cache needs no boot: {outcome:?}");
     for case in cases(&udm) {
         let uri = udm.uri("vol.sock");
         let create = ["create", "vol", "--table", &case.table, "--export", &uri];
@@ -69,7 +69,7 @@ fn memory_of_a_dead_server_is_not_judged_by_an_unknown_boot() {
             &["recover", &case.cache, &case.origin, "--accept-loss"],
         ] {
             let line = without_boot(&udm, words).one_line(words[0]);
-            assert!(line.contains("this boot of the machine cannot be told"), "{line}");
+            assert!(line.contains("the boot ID cannot be read"), "{line}");
             assert!(line.contains("/proc/sys/kernel/random/boot_id"), "{line}");
         }
         assert!(std::fs::read(&case.cache).unwrap() == before, "the medium is as it was");

@@ -52,7 +52,7 @@ fn the_kernels_caches_are_recovered() {
         let words = ["recover", text(&meta), text(&cache), text(&origin)];
         let before = std::fs::read(&meta).unwrap();
         let dry = udm.json(&[&words[..], &["--dry-run"]].concat());
-        assert_eq!(std::fs::read(&meta).unwrap(), before, "a dry run changes nothing");
+        assert_eq!(std::fs::read(&meta).unwrap(), before, "a dry run does not write");
         let done = udm.json(&words);
         assert_eq!(done["drained_bytes"], dry["dirty_bytes"], "{}", vector.name);
         let origin_bytes = std::fs::read(&origin).unwrap();
@@ -93,7 +93,7 @@ fn devices_in_use_and_devices_that_are_no_cache_are_refused() {
     let line = udm.refused(&["recover", text(&cache), text(&meta), text(&origin)]);
     assert!(line.contains("metadata block 0: "), "{line}");
     let line = udm.refused(&[&words[..], &["--truncate"]].concat());
-    assert!(line.contains("--truncate has no meaning"), "{line}");
+    assert!(line.contains("--truncate does not apply"), "{line}");
 }
 
 #[test]
@@ -107,9 +107,9 @@ fn xml_goes_in_and_comes_out() {
         assert_eq!(std::fs::read_to_string(&out).unwrap(), XML);
         udm.ok(&["cache", "check", "--super-block-only", text(&meta)]);
         assert_eq!(udm.ok(&["cache", "check", "--quiet", text(&meta)]), "");
-        // Not over something else, unless that is said.
+        // Other content is not overwritten without --force-format.
         let words = ["cache", "restore", "-i", text(&out), "-o", text(&meta)];
-        assert!(udm.refused(&words).contains("--force-format writes over it"));
+        assert!(udm.refused(&words).contains("--force-format overwrites it"));
         udm.ok(&[&words[..], &["--force-format", "--omit-clean-shutdown"]].concat());
         let dumped = udm.run(&["cache", "dump", text(&meta)]);
         assert_eq!(dumped.out.matches("dirty=\"true\"").count(), 2);
@@ -123,13 +123,13 @@ fn nothing_is_written_over_what_may_be_data() {
     let meta = restored(&udm, "2");
     let before = std::fs::read(&meta).unwrap();
     let line = udm.refused(&["cache", "dump", "-o", text(&meta), text(&meta)]);
-    assert!(line.contains("the XML goes elsewhere"), "{line}");
+    assert!(line.contains("write the XML to another file"), "{line}");
     assert_eq!(std::fs::read(&meta).unwrap(), before);
     let other = udm.file("other", 1 << 20);
     OpenOptions::new().write(true).open(&other).unwrap().write_all_at(b"data", 99_999).unwrap();
     for words in [["restore", "-i", text(&udm.path("meta.xml"))], ["repair", "-i", text(&meta)]] {
         let line = udm.refused(&[&["cache"], &words[..], &["-o", text(&other)]].concat());
-        assert!(line.contains("is not empty; --force-format writes over it"), "{line}");
+        assert!(line.contains("is not empty; --force-format overwrites it"), "{line}");
     }
 }
 
@@ -149,12 +149,47 @@ fn wrong_xml_is_pointed_at() {
     assert!(line.contains("5 metadata blocks are too few"), "{line}");
 }
 
+/// Debian's `cache_dump` prints the uuid unchanged, and editors put a byte order mark in front of a
+/// text.
+#[test]
+fn the_mark_of_served_metadata_is_text_in_xml() {
+    let udm = Udm::new();
+    let [meta, cache, origin] = unpacked(&udm, &vectors("cache-wb-m2-clean-dirty")[0]);
+    let sectors = origin.metadata().unwrap().len() / 512;
+    let devices = [&meta, &cache, &origin].map(|path| text(path)).join(" ");
+    let table = format!("0 {sectors} cache {devices} 64 1 writeback smq 0");
+    udm.ok(&["create", "c", "--table", &table]);
+    udm.ok(&["remove", "c"]);
+    let ours = udm.ok(&["cache", "dump", text(&meta)]);
+    let uuid = ours.split('"').nth(1).unwrap();
+    assert!(uuid.len() == 15 && uuid.starts_with("udm2"), "{ours}");
+    let tool = std::process::Command::new("/usr/sbin/cache_dump").arg(&meta).output();
+    match tool {
+        Ok(output) => {
+            let theirs = String::from_utf8(output.stdout).unwrap();
+            assert!(theirs.lines().next() == ours.lines().next() || theirs.contains("uuid=\"\""));
+        }
+        Err(_) => eprintln!("SKIPPED: cache_dump is not installed (thin-provisioning-tools)"),
+    }
+    // A byte order mark does not matter: the restored cache belongs to the same devices.
+    let xml = udm.path("marked.xml");
+    std::fs::write(&xml, format!("\u{FEFF}{ours}")).unwrap();
+    udm.ok(&["cache", "restore", "--force-format", "-i", text(&xml), "-o", text(&meta)]);
+    assert_eq!(udm.ok(&["cache", "dump", text(&meta)]), ours);
+    udm.ok(&["create", "c", "--table", &table]);
+    udm.ok(&["remove", "c"]);
+    std::fs::write(&xml, ours.replace(uuid, "more than sixteen")).unwrap();
+    let words = ["cache", "restore", "--force-format", "-i", text(&xml), "-o", text(&meta)];
+    let line = udm.refused(&words);
+    assert!(line.contains("the uuid has 17 bytes"), "{line}");
+}
+
 #[test]
 fn damage_is_found_and_repaired() {
     let udm = Udm::new();
     let meta = restored(&udm, "2");
     let file = OpenOptions::new().write(true).open(&meta).unwrap();
-    // Somewhere in the dirty bits: all of it stays, and what is in use is dirty.
+    // Damage in the dirty bits: all blocks stay, and all cached ones become dirty.
     let found = udm.json(&["inspect", text(&meta)]);
     let used = found["metadata_blocks_used"].as_u64().unwrap();
     let mut losses = 0;
@@ -188,7 +223,7 @@ fn damage_is_found_and_repaired() {
     // The two blocks of mappings, and the node above them.
     assert_eq!(losses, 3);
     let line = udm.refused(&["cache", "repair", "-i", text(&meta), "-o", text(&meta)]);
-    assert!(line.contains("the repaired metadata goes to another one"), "{line}");
+    assert!(line.contains("write the repaired metadata to another device"), "{line}");
 }
 
 #[test]
@@ -209,7 +244,7 @@ fn the_mark_to_be_checked_goes_when_nothing_is_wrong() {
     assert!(udm.refused(&words).contains("--clear-needs-check-flag"));
     let checked = udm.run(&["cache", "check", text(&meta)]);
     assert_eq!(checked.code, 0, "as cache_check has it");
-    assert!(checked.err.contains("is marked as to be checked"));
+    assert!(checked.err.contains("has the needs-check flag"));
     udm.ok(&["cache", "check", "--clear-needs-check-flag", text(&meta)]);
     assert_eq!(udm.json(&["inspect", text(&meta)])["needs_check"], false);
     udm.ok(&words);
@@ -224,12 +259,16 @@ fn metadata_knows_whose_it_is() {
         format!("0 {sectors} cache meta {cache} {origin} 64 1 writeback smq 0{more}")
     };
     let create = |table: &str| udm.run(&["create", "vol", "--table", table]);
-    // What the kernel wrote has no mark.
+    // The kernel writes metadata without the mark.
     let shown = udm.json(&["inspect", text(&meta)]);
     assert!(create(&table("cache", "origin", "")).code == 0, "{shown}");
     udm.ok(&["remove", "vol"]);
     for name in ["cache", "origin"] {
-        std::fs::copy(udm.path(name), udm.path(&format!("{name}2"))).unwrap();
+        let (from, to) = (udm.path(name), udm.path(&format!("{name}2")));
+        std::fs::copy(&from, &to).unwrap();
+        // A copy that keeps its times keeps its clean blocks.
+        let times = from.metadata().unwrap().modified().unwrap();
+        File::options().write(true).open(&to).unwrap().set_modified(times).unwrap();
     }
     let refused = |table: &str, what: &str| {
         let outcome = create(table);
@@ -243,7 +282,7 @@ fn metadata_knows_whose_it_is() {
     let origin2 = udm.path("origin2");
     let words = ["recover", text(&meta), text(&cache), text(&origin2)];
     assert!(udm.refused(&words).contains("another origin than"));
-    assert_eq!(std::fs::read(&meta).unwrap(), before, "nothing was written");
+    assert_eq!(std::fs::read(&meta).unwrap(), before, "the metadata was not written");
     udm.ok(&[&words[..], &["--dry-run", "--rebind"]].concat());
     // It was moved: from then on it belongs there.
     assert_eq!(create(&table("cache2", "origin2", " rebind true")).code, 0);

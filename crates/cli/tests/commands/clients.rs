@@ -1,5 +1,6 @@
-//! Hostile and unlucky clients of a real server: what they announce takes no memory, they make room
-//! for others, a request without memory fails alone, and one that is not answered is reported.
+//! Hostile and unlucky clients of a real server. Their announcements take no memory, and they make
+//! room for others. A request without memory fails alone, and a request without an answer is
+//! reported.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,7 +20,7 @@ fn greeted(socket: &Path) -> UnixStream {
 }
 
 /// A connection in transmission.
-fn agreed(socket: &Path) -> UnixStream {
+pub fn agreed(socket: &Path) -> UnixStream {
     let mut stream = greeted(socket);
     // Fixed newstyle without the padding; then EXPORT_NAME with the empty name.
     stream.write_all(&3_u32.to_be_bytes()).unwrap();
@@ -28,7 +29,7 @@ fn agreed(socket: &Path) -> UnixStream {
     stream
 }
 
-fn request(command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+pub fn request(command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
     bytes.extend_from_slice(&[0, 0]);
     bytes.extend_from_slice(&command.to_be_bytes());
@@ -154,26 +155,26 @@ fn a_request_that_is_not_answered_is_in_info_log_and_metrics() {
     let mut stream = agreed(&udm.path("vol.sock"));
     udm.ok(&["suspend", "vol"]);
     stream.write_all(&[request(1, 1, 4096, 512), vec![1; 512]].concat()).unwrap();
-    wait_until("the request is late", || {
-        udm.json(&["info", "vol"])["late_requests"].as_array().is_some_and(|late| late.len() == 1)
+    wait_until("the request is slow", || {
+        udm.json(&["info", "vol"])["slow_requests"].as_array().is_some_and(|slow| slow.len() == 1)
     });
     let info = udm.json(&["info", "vol"]);
-    let late = &info["late_requests"][0];
+    let slow = &info["slow_requests"][0];
     assert_eq!(
-        (late["waits_for"].as_str(), &info["late_requests_total"]),
+        (slow["waits_for"].as_str(), &info["slow_requests_total"]),
         (Some("resume"), &1.into())
     );
     let said = udm.ok(&["info", "vol"]);
-    let line = said.lines().find(|line| line.starts_with("Late:")).unwrap();
-    assert!(line.contains("write, 512 bytes at 4096: for 1"), "{line}");
+    let line = said.lines().find(|line| line.starts_with("Slow:")).unwrap();
+    assert!(line.contains("write, 512 bytes at 4096: has waited for resume for 1"), "{line}");
     assert!(
-        udm.ok(&["metrics", "vol"]).contains("udm_device_late_requests_total{device=\"vol\"} 1")
+        udm.ok(&["metrics", "vol"]).contains("udm_device_slow_requests_total{device=\"vol\"} 1")
     );
     let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
-    assert!(log.contains("vol: late: write, 512 bytes at 4096: not answered for 1"), "{log}");
+    assert!(log.contains("vol: slow: write, 512 bytes at 4096: not answered for 1"), "{log}");
     udm.ok(&["resume", "vol"]);
     assert_eq!(reply(&mut stream), 0);
-    wait_until("nothing is late", || {
-        udm.json(&["info", "vol"])["late_requests"].as_array().is_some_and(Vec::is_empty)
+    wait_until("no request is slow", || {
+        udm.json(&["info", "vol"])["slow_requests"].as_array().is_some_and(Vec::is_empty)
     });
 }

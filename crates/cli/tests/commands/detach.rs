@@ -1,5 +1,5 @@
-//! `detach`: the fast device is dead. What is lost is said as far as it is known, files are found
-//! by the commands that are printed, and the origin is left as it is.
+//! `detach`: the fast device is dead. The report names the lost data, if its place is known, the
+//! printed commands find the affected files, and the origin does not change.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,12 +74,12 @@ fn a_server_that_lives_knows_what_is_lost() {
         udm.ok(&["drain", "vol"]);
         let before = bench.origin();
         bench.write(&pattern(2, 4 << 20));
-        // As long as the cache lives, nothing is given up.
+        // As long as the cache works, detach is refused.
         let line = udm.refused(&["detach", "vol", "--accept-loss"]);
         assert!(line.contains("has not failed") && line.contains("--drain"), "{line}");
         bench.kill_cache();
         let line = udm.refused(&["detach", "vol"]);
-        assert!(line.contains("nothing was changed") && line.contains("--accept-loss"), "{line}");
+        assert!(line.contains("no change was made") && line.contains("--accept-loss"), "{line}");
         udm.ok(&["status", "vol"]);
         let value = udm.json(&["detach", text(&udm.path("origin.img")), "--accept-loss"]);
         assert_eq!(value["is_exact"], bench.is_exact, "{value}");
@@ -109,19 +109,19 @@ fn what_is_not_known_is_said_and_what_can_be_read_is_not_given_up() {
         let copy = std::fs::read(bench.cache.path()).unwrap();
         bench.cache.as_file().set_len(0).unwrap();
         let line = udm.refused(&["detach", "vol"]);
-        assert!(line.contains("nothing is known of which ranges"), "{line}");
+        assert!(line.contains("it is unknown for which ranges"), "{line}");
         let value = udm.json(&["detach", "vol", "--accept-loss"]);
         assert!(value["is_known"] == false && value["lost_bytes"].is_null(), "{value}");
         assert!(value["why"].as_str().unwrap().contains("cannot be read"), "{value}");
         assert_eq!(udm.ok(&["ls"]), "No devices found\n");
         assert!(bench.origin() == before);
-        // It comes back from the dead: nothing was taken from it.
+        // The device works again: its content is intact.
         std::fs::write(bench.cache.path(), copy).unwrap();
         bench.create();
         udm.ok(&["remove", "vol", "--drain"]);
         assert!(bench.origin()[..4 << 20] == pattern(2, 4 << 20));
     }
-    // An origin that nobody knows.
+    // An origin without a known cache.
     let udm = Udm::new();
     let origin = udm.file("origin.img", MIB);
     let value = udm.json(&["detach", text(&origin), "--accept-loss"]);
@@ -154,7 +154,7 @@ fn a_device_of_several_caches_is_not_given_up_for_one() {
     assert!(std::fs::read(udm.path("a.img")).unwrap()[..1 << 20] == pattern(3, 1 << 20));
 }
 
-/// Runs the commands that were printed, as far as they ask and change nothing.
+/// Runs the printed commands that only query.
 fn answers(value: &serde_json::Value, tool: &str) -> String {
     let commands = value["commands"].as_array().unwrap();
     let wanted = commands.iter().filter_map(|line| line.as_str()).filter(|line| {

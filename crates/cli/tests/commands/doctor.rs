@@ -1,4 +1,5 @@
-//! `doctor`: what it says works is what `create` and `export` then do, and it leaves nothing.
+//! `doctor`: `create` and `export` can use everything that doctor reports as working, and doctor
+//! leaves no files.
 
 use serde_json::Value;
 
@@ -17,11 +18,11 @@ fn works(list: &Value, name: &str) -> bool {
 }
 
 #[test]
-fn a_door_that_it_says_works_can_be_opened_and_another_cannot() {
+fn a_export_that_it_says_works_can_be_opened_and_another_cannot() {
     let udm = Udm::new();
-    let doors = &udm.json(&["doctor"])["doors"];
+    let exports = &udm.json(&["doctor"])["exports"];
     let names: Vec<&str> =
-        doors.as_array().unwrap().iter().map(|door| door["name"].as_str().unwrap()).collect();
+        exports.as_array().unwrap().iter().map(|export| export["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["ublk", "vhost-user", "nbd+unix", "nbd", "nbds", "libudm"]);
     udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
     let vhost = format!("vhost-user://{}", udm.path("vhost").display());
@@ -33,15 +34,15 @@ fn a_door_that_it_says_works_can_be_opened_and_another_cannot() {
         ("nbd", "nbd://127.0.0.1:0"),
     ] {
         let is_open = udm.run(&["export", "vol", uri]).code == 0;
-        assert_eq!(is_open, works(doors, name), "{name}: {}", check(doors, name));
+        assert_eq!(is_open, works(exports, name), "{name}: {}", check(exports, name));
     }
-    for door in doors.as_array().unwrap().iter().filter(|door| door["works"] == false) {
-        assert!(door["what"].as_str().is_some_and(|why| !why.is_empty()), "{door}");
-        assert!(door["help"].as_str().is_some_and(|help| !help.is_empty()), "{door}");
+    for export in exports.as_array().unwrap().iter().filter(|export| export["works"] == false) {
+        assert!(export["what"].as_str().is_some_and(|why| !why.is_empty()), "{export}");
+        assert!(export["help"].as_str().is_some_and(|help| !help.is_empty()), "{export}");
     }
     let mut left = udm.left();
     left.sort();
-    assert_eq!(left, ["vol.ctl", "vol.lock", "vol.table"], "what was tried is gone");
+    assert_eq!(left, ["vol.ctl", "vol.lock", "vol.table"], "doctor left files");
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn what_is_in_use_is_only_read_and_memory_is_told_from_what_survives_power() {
         (text(&origin), None),
     ];
     assert_eq!(told, expected);
-    assert!(std::fs::read(&fast).unwrap() == before, "nothing is written");
+    assert!(std::fs::read(&fast).unwrap() == before, "doctor does not write");
     // The server says the same of the medium.
     let facts = udm.json(&["info", "vol"])["lines"][0]["facts"].take();
     let medium = check(&places[0]["checks"], "as a cache in memory");
@@ -109,8 +110,8 @@ fn what_is_in_use_is_only_read_and_memory_is_told_from_what_survives_power() {
 fn what_is_not_there_is_refused_and_where_nothing_works_the_code_says_so() {
     let udm = Udm::new();
     assert!(udm.refused(&["doctor", "/nonexistent/file"]).contains("no such file"));
-    let line = udm.refused(&["doctor", "nothing"]);
-    assert!(line.contains("nothing: no such device"), "{line}");
+    let line = udm.refused(&["doctor", "missing"]);
+    assert!(line.contains("missing: no such device"), "{line}");
     // A device that can be looked at in no way is a finding, not an error.
     let places = udm.json(&["doctor", "/dev/null"])["places"].take();
     assert!(!works(&places[0]["checks"], "as a disk"), "{places}");
@@ -120,9 +121,9 @@ fn what_is_not_there_is_refused_and_where_nothing_works_the_code_says_so() {
     let output = elsewhere.env("UDM_RUNTIME_DIR", udm.path("file/below")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(!works(&said["doors"], "nbd+unix") && works(&said["doors"], "libudm"), "{said}");
+    assert!(!works(&said["exports"], "nbd+unix") && works(&said["exports"], "libudm"), "{said}");
     assert!(!works(&said["machine"], "shared memory"), "{said}");
-    // With no file to be opened there is no io_uring and no socket.
+    // Without a free file descriptor, io_uring and sockets do not work.
     let own = udm.command(&["doctor", "--json"]);
     let mut poor = std::process::Command::new("prlimit");
     poor.arg("--nofile=4").arg(own.get_program()).args(own.get_args());
@@ -133,6 +134,9 @@ fn what_is_not_there_is_refused_and_where_nothing_works_the_code_says_so() {
     let output = poor.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(said["doors"].as_array().unwrap().iter().all(|door| door["works"] == false), "{said}");
+    assert!(
+        said["exports"].as_array().unwrap().iter().all(|export| export["works"] == false),
+        "{said}"
+    );
     assert!(!works(&said["machine"], "io_uring"), "{said}");
 }

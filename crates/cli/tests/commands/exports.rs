@@ -1,5 +1,6 @@
-//! Several exports at one address, served by processes of their own, with real clients: each gets
-//! the one it names, and a server that ends, dies or is stopped keeps nobody from the others.
+//! Several exports at one address, served by processes of their own, with real clients. Each client
+//! gets the export that it names. A server that ends, dies or is stopped does not keep clients from
+//! the other exports.
 
 use std::io::Read;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -23,10 +24,10 @@ fn uri(udm: &Udm, name: &str) -> String {
     format!("nbd+unix:///{name}?socket={}", udm.path("nbd.sock").display())
 }
 
-/// Whether the server of an export is there to hear of clients. The kernel closes what a killed
-/// process had in its rings a moment later.
+/// Whether the server of an export listens for clients. The kernel closes a killed process's rings
+/// a moment later.
 fn hears(udm: &Udm, name: &str) -> bool {
-    let end = format!(".{name}.door");
+    let end = format!(".{name}.export");
     let entries = std::fs::read_dir(udm.runtime()).unwrap().map(|entry| entry.unwrap().path());
     let mut entries = entries.filter(|path| text(path).ends_with(&end));
     entries.any(|path| UnixDatagram::unbound().unwrap().connect(path).is_ok())
@@ -62,7 +63,7 @@ fn devices_share_an_address_and_each_may_end_or_die() {
     }
     // The one that made the socket dies, with the others' clients connected.
     udm.kill_server("a");
-    wait_until("it hears nothing", || !hears(&udm, "a"));
+    wait_until("it does not listen", || !hears(&udm, "a"));
     assert_eq!(list(&uri(&udm, "")), ["b", "c"]);
     check(&udm, "b", 7);
     create(&udm, "a");
@@ -81,7 +82,7 @@ fn devices_share_an_address_and_each_may_end_or_die() {
     client("nbdcopy", &[&uri(&udm, "c-to-read"), text(&udm.path("read"))]);
     assert!(std::fs::read(udm.path("read")).unwrap() == pattern(9, MIB as usize));
     let refused = udm.refused(&["export", "a", &uri(&udm, "c")]);
-    assert!(refused.contains("another door serves that export"), "{refused}");
+    assert!(refused.contains("that export name is already served at this address"), "{refused}");
     udm.ok(&["unexport", "c", &uri(&udm, "c-to-read")]);
     udm.ok(&["remove", "a"]);
     udm.ok(&["remove", "c"]);
@@ -110,14 +111,14 @@ fn a_port_is_shared_and_a_stopped_server_keeps_nobody_out() {
         client("nbdinfo", &["--size", &format!("{place}/three")]);
     }
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    // A client of the stopped one is served when it goes on.
+    // A client of the stopped server is served when the server continues.
     let waits = format!("{place}/one");
     let waiting = std::thread::spawn(move || client("nbdinfo", &["--size", &waits]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(!waiting.is_finished());
     signal(stopped, "CONT");
     assert_eq!(waiting.join().unwrap().trim(), MIB.to_string());
-    // An address without a name belongs to one door.
+    // An address without a name belongs to one export.
     let refused = udm.refused(&["export", "two", place]);
     assert!(refused.contains("exports with names share it (one, three, two)"), "{refused}");
 }
@@ -139,7 +140,7 @@ fn clients_that_say_nothing_are_held_by_one_server_alone() {
     check(&udm, "a", 1);
     check(&udm, "b", 2);
     drop(silent);
-    wait_until("nobody is connected", || {
+    wait_until("no client is connected", || {
         ["a", "b"].iter().all(|name| udm.json(&["info", name])["clients"] == 0)
     });
 }
@@ -154,14 +155,14 @@ fn the_next_server_listens_again_where_all_have_died() {
         udm.kill_server(name);
     }
     let socket = udm.path("nbd.sock");
-    // The kernel closes what a killed process had in its rings a moment later.
-    wait_until("nobody listens", || UnixStream::connect(&socket).is_err());
+    // The kernel closes a killed process's rings a moment later.
+    wait_until("no server listens", || UnixStream::connect(&socket).is_err());
     assert!(socket.exists());
     create(&udm, "b");
     assert_eq!(list(&uri(&udm, "")), ["b"]);
     check(&udm, "b", 3);
-    // What is given up leaves nothing, and takes nothing of the living.
-    let entries = || udm.left().iter().filter(|name| name.ends_with(".door")).count();
+    // A removed export leaves no entries, and the entries of the live ones stay.
+    let entries = || udm.left().iter().filter(|name| name.ends_with(".export")).count();
     assert_eq!(entries(), 2);
     udm.ok(&["remove", "a", "--force"]);
     assert_eq!(entries(), 1);

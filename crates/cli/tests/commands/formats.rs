@@ -1,5 +1,5 @@
-//! What a first `create` formats: nothing that holds, or may hold, anybody's data; and what it does
-//! about its own formats that were cut off.
+//! The first `create` does not format over existing data, or data that it cannot identify. It
+//! repeats its own interrupted formats.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn what_holds_something_is_not_formatted_and_what_it_is_is_said() {
         ("xfs (byte 0)", 0, b"XFSB"),
         ("LVM2_member (byte 512)", 512, b"LABELONE"),
         ("zfs_member (byte 536739840)", end - 131_072, b"\x0C\xB1\xBA\0\0\0\0\0"),
-        ("not empty where the format would write", 100_000, b"somebody's only copy"),
+        ("not empty where the format would write", 100_000, b"the user's only copy"),
     ];
     for target in TARGETS {
         let bench = Bench::new(target);
@@ -103,18 +103,21 @@ fn devices_that_were_swapped_are_told() {
         Bench::put(&bench.origin, 1080, b"\x53\xEF");
         let swapped = bench.table_of(&bench.origin, &bench.cache);
         let line = udm.refused(&["create", "vol", "--table", &swapped]);
-        assert!(line.contains("ext") && line.contains("look swapped"), "{target}: {line}");
+        assert!(line.contains("ext") && line.contains("may be swapped"), "{target}: {line}");
         // One that was used the right way before.
         udm.ok(&["create", "vol", "--table", &bench.table()]);
         udm.ok(&["remove", "vol"]);
         let line = udm.refused(&["create", "vol", "--table", &swapped]);
         let own = target.split(' ').next().unwrap();
         let holds = format!("{} holds {own}", text(&bench.cache));
-        assert!(line.contains(&holds) && line.contains("look swapped"), "{target}: {line}");
+        assert!(line.contains(&holds) && line.contains("may be swapped"), "{target}: {line}");
         // Even when the other one is empty.
         Bench::put(&bench.origin, 1080, &[0; 2]);
         let line = udm.refused(&["create", "vol", "--table", &swapped]);
-        assert!(line.contains("it is empty") && line.contains("look swapped"), "{target}: {line}");
+        assert!(
+            line.contains("it is empty") && line.contains("may be swapped"),
+            "{target}: {line}"
+        );
         udm.ok(&["create", "vol", "--table", &bench.table()]);
         udm.ok(&["remove", "vol"]);
     }
@@ -139,4 +142,62 @@ fn a_first_create_that_was_killed_can_be_given_again() {
             wait_until("the server is gone", || crate::common::is_gone(pid));
         }
     }
+}
+
+/// The table of each sort of cache over one device.
+fn tables(fast: &str, origin: &str) -> [String; 4] {
+    [
+        format!("pcache {fast} {origin}"),
+        format!("writecache p {origin} {fast} 4096 0"),
+        format!("writecache s {origin} {fast} 4096 0"),
+        format!("cache {fast}?size=8M {fast}?offset=8M {origin} 128 1 writeback smq 0"),
+    ]
+    .map(|line| format!("0 131072 {line}"))
+}
+
+/// Data at `places` of `fast` is seen, and the device is blank again after a wipe.
+fn check_data_behind(udm: &Udm, file: &Path, fast: &str, places: &[u64]) {
+    let origin = udm.path("origin.img");
+    let uri = udm.uri("vol.sock");
+    for table in tables(fast, text(&origin)) {
+        let create = ["create", "vol", "--table", &table, "--export", &uri];
+        for &at in places {
+            Bench::put(file, at, b"the user's only copy");
+            let line = udm.refused(&create);
+            assert!(line.contains("holds data (byte "), "{table} {at}: {line}");
+            assert!(line.contains("--force-format"), "{table} {at}: {line}");
+            let mut found = [0; 20];
+            std::fs::File::open(file).unwrap().read_exact_at(&mut found, at).unwrap();
+            assert!(found == *b"the user's only copy", "{table}: {at}");
+            Bench::put(file, at, &[0; 20]);
+        }
+        // Zeroes that take space are not data. A wiped cache holds none.
+        udm.ok(&create);
+        crate::common::write_export(udm, &uri, &crate::common::pattern(1, 8 << 20));
+        udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+        udm.ok(&create);
+        udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+        // --force-format overwrites the data.
+        Bench::put(file, places[0], b"the user's only copy");
+        udm.ok(&[&create[..], &["--force-format"]].concat());
+        udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+    }
+}
+
+#[test]
+fn data_behind_an_empty_front_is_seen_in_a_file() {
+    let udm = Udm::new();
+    udm.file("origin.img", 64 * MIB);
+    let fast = udm.file("fast.img", 512 * MIB);
+    let places = [9 * MIB + 4000, 20 * MIB + 12_345, 300 * MIB + 4096, 512 * MIB - 20];
+    check_data_behind(&udm, &fast, text(&fast), &places);
+}
+
+#[test]
+fn data_behind_an_empty_front_is_seen_on_a_block_device_by_samples() {
+    let udm = Udm::new();
+    udm.file("origin.img", 64 * MIB);
+    let file = udm.file("fast.img", 512 * MIB);
+    let Some(device) = crate::common::Loop::attach(&file, &[]) else { return };
+    check_data_behind(&udm, &device.0, text(&device.0), &[20 * MIB, 300 * MIB]);
 }

@@ -1,5 +1,5 @@
-//! Servers that hang: every command ends, says which process it is, what that is doing and what
-//! helps; and what a command asked for that is gone is dropped.
+//! Servers that hang: every command ends, names the process and its current work, and gives
+//! a remedy. The server drops the request of a command that is gone.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use crate::common::{Udm, client, pattern, read_export, signal, text, wait_until,
 
 const MIB: u64 = 1 << 20;
 
-/// A command has this long before it says that a server is silent, and some time around that.
+/// A command waits this long before it reports a silent server, give or take `SLACK`.
 const SILENCE: Duration = Duration::from_secs(10);
 const SLACK: Duration = Duration::from_secs(15);
 
@@ -23,7 +23,7 @@ fn a_stopped_server_is_named_by_every_command() {
     udm.ok(&["create", "well", "--table", "0 8 zero"]);
     let pid = udm.pid("vol");
     signal(pid, "STOP");
-    let wanted = format!("process {pid} is stopped (state T); `kill -CONT {pid}` lets it go on");
+    let wanted = format!("process {pid} is stopped (state T); `kill -CONT {pid}` resumes it");
     let commands: [&[&str]; 14] = [
         &["remove", "vol"],
         &["remove", "vol", "--drain"],
@@ -52,7 +52,7 @@ fn a_stopped_server_is_named_by_every_command() {
     let took = start.elapsed();
     assert!(took >= SILENCE && took < SILENCE + SLACK, "all at once: {took:?}");
 
-    // Nothing of it happens when it goes on.
+    // When the server continues, it does not execute the dropped requests.
     signal(pid, "CONT");
     assert_eq!(udm.json(&["info", "vol"])["state"], "active");
     assert_eq!(udm.pid("vol"), pid);
@@ -182,7 +182,7 @@ fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
     let mut drain = udm.spawn(&["drain", "vol"]);
     let line = udm.refused(&["remove", "vol"]);
     assert!(line.contains("vol: not removed: write-back to its devices is still not"), "{line}");
-    assert!(line.contains("the device goes on, `udm remove --force vol` ends it"), "{line}");
+    assert!(line.contains("the device still serves, `udm remove --force vol` ends it"), "{line}");
     assert_eq!(
         (udm.json(&["info", "vol"])["state"].clone(), udm.pid("vol")),
         ("active".into(), pid)
@@ -247,7 +247,7 @@ fn a_server_that_hangs_while_it_opens_a_cache_is_told_about() {
     assert!(start.elapsed() < SLACK, "it does not wait for a server that has died");
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let is_told = said.contains("has come no further for 10 s") && said.contains("kill -CONT");
+    let is_told = said.contains("has made no progress for 10 s") && said.contains("kill -CONT");
     assert!(is_told && said.contains("ended by signal 9"), "{said}");
 }
 
@@ -260,18 +260,18 @@ fn a_flush_of_a_command_that_hangs_is_told_as_a_clients() {
     udm.ok(&["create", "vol", "--table", &table]);
     let flush = udm.spawn(&["flush", "vol"]);
     std::thread::sleep(SILENCE);
-    let mut late = serde_json::Value::Null;
-    wait_until("the flush is late", || {
-        late = udm.json(&["info", "vol"])["late_requests"].clone();
-        late != serde_json::json!([])
+    let mut slow = serde_json::Value::Null;
+    wait_until("the flush is slow", || {
+        slow = udm.json(&["info", "vol"])["slow_requests"].clone();
+        slow != serde_json::json!([])
     });
-    assert!(late.to_string().contains("flush"), "{late}");
+    assert!(slow.to_string().contains("flush"), "{slow}");
     let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
     assert!(log.contains("flush: not answered for 10 s"), "{log}");
     assert_eq!(flush.wait_with_output().unwrap().status.code(), Some(0));
     let info = udm.json(&["info", "vol"]);
     assert_eq!(
-        (&info["late_requests"], &info["late_requests_total"]),
+        (&info["slow_requests"], &info["slow_requests_total"]),
         (&serde_json::json!([]), &1.into())
     );
 }

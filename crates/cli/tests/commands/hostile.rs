@@ -1,8 +1,9 @@
-//! A client of a control socket may call anything with anything: every call is answered, what
-//! is wrong is said in one line, and the server goes on.
+//! A client of a control socket may call any method with any arguments. Every call is answered, an
+//! error names the fault in one line, and the server continues.
 //!
-//! Calls are made of right and wrong parts from a seed; `UDM_HOSTILE_SEED` and
-//! `UDM_HOSTILE_CALLS` choose others. What the frames around them may be is the fuzz target
+//! Calls are made of right and wrong parts from a seed; `UDM_HOSTILE_SEED` and `UDM_HOSTILE_CALLS`
+//! choose others. The fuzz target `control` covers the frames around the calls; `calls` does the
+//! same as this without a process, guided by coverage.
 //! `control`'s concern; `calls` does the same as this without a process, led by coverage.
 
 use std::io::{Read, Write};
@@ -31,7 +32,7 @@ const FIELDS: [&str; 11] = [
 ];
 
 /// A server, a connection to it, and where the calls come from.
-struct World {
+struct Fixture {
     udm: Udm,
     name: String,
     pid: u64,
@@ -46,21 +47,21 @@ fn connect(udm: &Udm, name: &str) -> UnixStream {
     stream
 }
 
-impl World {
-    fn new(seed: u64) -> World {
+impl Fixture {
+    fn new(seed: u64) -> Fixture {
         let udm = Udm::new();
         udm.file("disk.img", 1 << 20);
         udm.ok(&["create", "vol", "--table", "0 2048 linear disk.img 0"]);
         let (pid, stream) = (udm.pid("vol"), connect(&udm, "vol"));
         let random = Prng::new(seed);
-        World { udm, name: "vol".into(), pid, stream, random, removals: 0 }
+        Fixture { udm, name: "vol".into(), pid, stream, random, removals: 0 }
     }
 
     fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.random.below(from.len() as u64) as usize].clone()
     }
 
-    /// What a field of this name should hold, or nearly.
+    /// A valid value for a field of this name, or nearly.
     fn fitting(&mut self, field: &str) -> Value {
         let folder = text(&self.udm.path("")).to_owned();
         let values = match field {
@@ -94,7 +95,7 @@ impl World {
                 json!("nbd://nowhere.invalid:x"),
                 json!("\u{0}"),
             ],
-            _ => vec![json!("udm.Device"), json!("nobody.Knows")],
+            _ => vec![json!("udm.Device"), json!("unknown.Method")],
         };
         self.pick(&values)
     }
@@ -195,21 +196,21 @@ fn number(name: &str, default: u64) -> u64 {
 fn every_call_is_answered_and_the_server_goes_on() {
     let seed = number("UDM_HOSTILE_SEED", 1);
     println!("UDM_HOSTILE_SEED={seed}");
-    let mut world = World::new(seed);
+    let mut fixture = Fixture::new(seed);
     for nth in 0..number("UDM_HOSTILE_CALLS", 1500) {
-        world.step();
+        fixture.step();
         if nth % 100 == 0 {
             let info = json!({ "method": "udm.Device.Info" });
-            assert_eq!(world.ask(&info)["parameters"]["name"], world.name.as_str());
+            assert_eq!(fixture.ask(&info)["parameters"]["name"], fixture.name.as_str());
         }
     }
-    assert!(world.removals > 0, "a server was removed by a call, too");
-    let World { udm, name, pid, stream, .. } = world;
+    assert!(fixture.removals > 0, "a server was removed by a call, too");
+    let Fixture { udm, name, pid, stream, .. } = fixture;
     assert!(!is_gone(pid));
     drop(stream);
     let info = udm.json(&["info", &name]);
     assert_eq!(info["pid"], pid);
     udm.ok(&["remove", "--force", &name]);
     let left = udm.left();
-    assert!(left.is_empty(), "nothing stays behind: {left:?}");
+    assert!(left.is_empty(), "no files stay behind: {left:?}");
 }

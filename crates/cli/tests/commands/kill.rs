@@ -1,11 +1,11 @@
-//! kill -9 of the server under load: what was acknowledged is there when it is back.
+//! kill -9 of the server under load: acknowledged data is there when the server is back.
 //!
-//! In each round three clients of our own and fio write, the server dies at some moment,
-//! and `udm create` takes the same media up again. Our clients know of each sector what was
-//! acknowledged last and what was asked for and not answered: one of the two must be read, whole.
-//! fio's part of the device is full of its verification headers from the start, so that each of
-//! its blocks must carry a right one whenever the server dies. At the end everything is drained,
-//! and the backing device alone must hold it.
+//! In each round, three clients of our own and fio write, the server dies at some moment, and `udm
+//! create` opens the same media again. For each sector, our clients know the last acknowledged
+//! write and the unanswered ones: a read must show one of them, whole. fio's part of the device is
+//! full of its verification headers from the start, so that each of its blocks must carry a right
+//! one whenever the server dies. At the end everything is drained, and the backing device alone
+//! must hold it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -113,7 +113,7 @@ struct Asked {
     version: u64,
 }
 
-/// One of our clients: what it knows outlives servers.
+/// One of our clients. It keeps its knowledge when a server dies.
 struct Client {
     random: Prng,
     units: Vec<u64>,
@@ -147,7 +147,7 @@ impl Client {
             while is_sending && self.asked.len() < DEPTH {
                 is_sending = self.ask(&mut nbd).is_ok();
             }
-            // What was answered before the end is read to the end.
+            // Replies sent before the server died are read to the end.
             match nbd.receive() {
                 Ok(offset) => self.hear(offset),
                 Err(error) => {
@@ -180,7 +180,7 @@ impl Client {
             _ => version = self.last_version + 1,
         }
         if kind == FLUSH {
-            // Nothing is asked of its sectors; the entry is for the answer.
+            // No reads check these sectors; the entry is for the answer.
             self.asked.insert(offset, Asked { sector, sectors: 0, version });
             return nbd.send(kind, offset, 0, &[]);
         }
@@ -224,7 +224,7 @@ impl Client {
     }
 }
 
-/// What is under load. `options` are those of the cache's device word.
+/// The target under load. `options` are the options of the cache's argument.
 enum Target {
     Pcache { options: &'static str, data_crc: bool },
     Writecache { mode: char, options: &'static str },
@@ -251,8 +251,8 @@ impl Target {
     }
 }
 
-/// The media, and what has happened to them.
-struct World {
+/// The media, and their history.
+struct Fixture {
     udm: Udm,
     cache: tempfile::NamedTempFile,
     origin: PathBuf,
@@ -262,9 +262,9 @@ struct World {
     random: Prng,
 }
 
-impl World {
+impl Fixture {
     /// `folder` is where the cache lies.
-    fn new(folder: &Path, target: &Target, seed: u64) -> World {
+    fn new(folder: &Path, target: &Target, seed: u64) -> Fixture {
         let udm = Udm::new();
         let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
         cache.as_file().set_len(target.cache_bytes()).unwrap();
@@ -274,7 +274,7 @@ impl World {
         let socket = udm.path("vol.sock");
         let trims = matches!(target, Target::Pcache { .. });
         let clients = (0..CLIENTS).map(|nth| Client::new(nth, seed << 8, trims)).collect();
-        World { udm, cache, origin, socket, table, clients, random: Prng::new(seed) }
+        Fixture { udm, cache, origin, socket, table, clients, random: Prng::new(seed) }
     }
 
     fn uri(&self) -> String {
@@ -405,28 +405,28 @@ fn memory() -> PathBuf {
 
 #[test]
 fn twenty_killed_servers_lose_nothing() {
-    World::new(&memory(), &Target::Pcache { options: "", data_crc: false }, 1).run(20);
+    Fixture::new(&memory(), &Target::Pcache { options: "", data_crc: false }, 1).run(20);
 }
 
 #[test]
 fn killed_servers_lose_nothing_with_data_crc() {
-    World::new(&memory(), &Target::Pcache { options: "", data_crc: true }, 2).run(6);
+    Fixture::new(&memory(), &Target::Pcache { options: "", data_crc: true }, 2).run(6);
 }
 
 #[test]
 fn killed_servers_lose_nothing_in_a_file_of_the_page_cache() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let target = Target::Pcache { options: "?persist=msync", data_crc: true };
-    World::new(folder, &target, 3).run(6);
+    Fixture::new(folder, &target, 3).run(6);
 }
 
 #[test]
 fn killed_servers_of_a_writecache_in_memory_lose_nothing() {
-    World::new(&memory(), &Target::Writecache { mode: 'p', options: "" }, 4).run(8);
+    Fixture::new(&memory(), &Target::Writecache { mode: 'p', options: "" }, 4).run(8);
 }
 
 #[test]
 fn killed_servers_of_a_writecache_on_a_disk_lose_nothing() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    World::new(folder, &Target::Writecache { mode: 's', options: "" }, 5).run(8);
+    Fixture::new(folder, &Target::Writecache { mode: 's', options: "" }, 5).run(8);
 }

@@ -58,7 +58,7 @@ fn a_linear_device_keeps_what_is_written() {
     let on_disk = std::fs::read(&disk).unwrap();
     assert!(on_disk[2 << 20..6 << 20] == data[..]);
 
-    // A dead server's device goes on with the same command.
+    // The same command opens a dead server's device again.
     udm.kill_server("l");
     let line = udm.refused(&["status", "l"]);
     assert!(line.contains("l: its server died") && line.contains("l.log"), "{line}");
@@ -96,7 +96,7 @@ fn create_prints_what_went_wrong_in_the_server() {
     let line = udm.refused(&["create", "v", "--table", "0 8 zero", "--export", &missing]);
     assert!(line.contains("no/such/folder"), "{line}");
     let left = udm.left();
-    assert!(left.is_empty(), "a refused create leaves nothing: {left:?}");
+    assert!(left.is_empty(), "a refused create leaves no files: {left:?}");
 }
 
 #[test]
@@ -106,6 +106,18 @@ fn a_name_is_taken_once() {
     let line = udm.refused(&["create", "v", "--table", "0 16 zero"]);
     assert!(line.contains("v: it exists already"), "{line}");
     assert_eq!(udm.ok(&["status", "v"]).trim_end(), "0 8 zero", "the first is untouched");
+    // Before anything of the devices is looked at.
+    let line = udm.refused(&["create", "v", "--origin", "/no/origin", "--fast", "/no/fast"]);
+    assert!(line.contains("v: it exists already"), "{line}");
+
+    // Help that cannot be printed is an error.
+    for words in [&["--help"][..], &["create", "--help"], &["--version"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = udm.command(words).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("No space left on device"), "{said}");
+    }
 
     // Many at the same time: one wins, all others hear why not.
     let racers: Vec<_> =
@@ -174,7 +186,7 @@ fn a_loaded_table_becomes_live_on_resume() {
     udm.ok(&["resume", "t"]);
     assert!(udm.ok(&["table", "t"]).contains("linear"));
     assert_eq!(udm.ok(&["table", "t", "--inactive"]), "");
-    assert!(udm.refused(&["load", "t", "--table", "0 2048 nothing"]).contains("nothing"));
+    assert!(udm.refused(&["load", "t", "--table", "0 2048 unknown"]).contains("unknown"));
     // As with dmsetup, a device that serves is suspended for the moment of the change.
     udm.ok(&["load", "t", "--table", "0 4096 zero"]);
     udm.ok(&["resume", "t"]);
@@ -330,7 +342,7 @@ fn a_dead_device_keeps_its_name_and_table() {
     let same = format!(" 0  2048 linear {} 0 # the first", text(&path));
     let mut create = udm.command(&["create", "d", "--table", &same]);
     assert!(create.current_dir("/").output().unwrap().status.success());
-    // What was loaded meanwhile is its table now.
+    // The table that was loaded meanwhile is its table now.
     udm.ok(&["load", "d", "--table", other]);
     udm.ok(&["resume", "d"]);
     udm.ok(&["rename", "d", "e"]);
@@ -398,13 +410,13 @@ fn call(udm: &Udm, name: &str, bytes: &[u8]) -> Option<Value> {
 }
 
 #[test]
-fn a_door_is_told_alike_by_all_commands() {
+fn a_export_is_told_alike_by_all_commands() {
     let udm = Udm::new();
     let uris = [udm.uri("a.sock"), udm.uri("b.sock")];
     let told = |uri: &String| {
         json!({
             "uri": uri, "client_uri": for_clients(uri), "clients": 0, "accepted": 0, "refused": 0,
-            "violations": 0, "last_violation": null,
+            "violations": 0, "last_violation": null, "notes": [],
         })
     };
     let created = udm.json(&["create", "d", "--table", "0 8 zero", "--export", &uris[0]]);
@@ -413,7 +425,7 @@ fn a_door_is_told_alike_by_all_commands() {
     let both = json!([told(&uris[0]), told(&uris[1])]);
     assert_eq!(udm.json(&["info", "d"])["exports"], both);
     assert_eq!(udm.json(&["status", "--all", "d"])["exports"], both);
-    // On the control socket, what a door tells beside its place is a list of facts.
+    // On the control socket, what an export tells beside its place is a list of facts.
     let info = call(&udm, "d", b"{\"method\":\"udm.Device.Info\"}\0").unwrap();
     let facts = info["parameters"]["exports"][0]["facts"].as_array().unwrap();
     let names: Vec<&str> = facts.iter().map(|fact| fact["name"].as_str().unwrap()).collect();
@@ -433,7 +445,7 @@ fn the_control_socket_bears_anything() {
     };
     let unknown = "org.varlink.service.MethodNotFound";
     let wrong = "org.varlink.service.InvalidParameter";
-    assert_eq!(error(json!({ "method": "udm.Device.Nothing" })), unknown);
+    assert_eq!(error(json!({ "method": "udm.Device.Unknown" })), unknown);
     assert_eq!(error(json!({ "method": "x" })), "org.varlink.service.InterfaceNotFound");
     let call_with =
         |parameters| json!({ "method": "udm.Device.Message", "parameters": parameters });
@@ -445,7 +457,7 @@ fn the_control_socket_bears_anything() {
     let info = call(&udm, "h", b"{\"method\":\"org.varlink.service.GetInfo\"}\0").unwrap();
     assert_eq!(info["parameters"]["interfaces"][1], "udm.Device");
 
-    // Connections that say nothing do not keep others out, up to a limit.
+    // Silent connections do not keep others out, up to a limit.
     let silent: Vec<_> =
         (0..40).map(|_| UnixStream::connect(udm.runtime().join("h.ctl")).unwrap()).collect();
     assert_eq!(udm.ok(&["status", "h"]).trim_end(), "0 8 zero");

@@ -1,4 +1,4 @@
-//! Logs: what they tell by themselves, and how long they are kept.
+//! Logs: the messages that udm writes without being asked, and how long it keeps them.
 
 use crate::common::{Udm, client, for_clients, pattern, signal, text, wait_until, write_export};
 
@@ -20,7 +20,7 @@ fn a_log_is_opened_anew_outlives_its_device_and_is_bounded() {
     let (here, away) = (udm.runtime().join("v.log"), udm.path("moved.log"));
     std::fs::rename(&here, &away).unwrap();
     signal(pid, "HUP");
-    wait_until("the log is there again", || log(&udm, "v.log").contains("opened again"));
+    wait_until("the log is there again", || log(&udm, "v.log").contains("reopened"));
     assert!(std::fs::read_to_string(&away).unwrap().contains("serves"));
     udm.ok(&["suspend", "v"]);
     assert!(log(&udm, "v.log").contains("v: suspend"));
@@ -32,7 +32,8 @@ fn a_log_is_opened_anew_outlives_its_device_and_is_bounded() {
     assert_eq!(std::fs::metadata(udm.runtime().join("v.log.1")).unwrap().len() >> 20, 1);
     assert!(std::fs::metadata(&here).unwrap().len() < 1000);
 
-    // It goes with the device's name, stays when that is removed, and goes on with the next one.
+    // A log follows the device's name, stays after the device is removed, and the next device
+    // continues it.
     udm.ok(&["rename", "v", "w"]);
     udm.ok(&["remove", "w"]);
     assert!(log(&udm, "w.log").contains("w: removed; 0 B of dirty data"));
@@ -105,7 +106,7 @@ fn a_failing_origin_and_a_full_cache_are_told_once_with_errno() {
     client("mount", &["-o", "remount,size=128m", text(&folder)]);
     assert!(writer.wait().unwrap().success());
     udm.ok(&["drain", "vol"]);
-    for what in ["the origin works again", "write-back goes on", "the cache has room again"] {
+    for what in ["the origin works again", "write-back resumes", "the cache has free space again"] {
         wait_until(what, || told(what) == 1);
     }
     for what in ["the origin fails: ", "write-back pauses", "the cache is full"] {
@@ -126,6 +127,6 @@ fn clients_without_manners_are_told() {
     let mut stranger = std::os::unix::net::UnixStream::connect(udm.path("c.sock")).unwrap();
     stranger.write_all(&[0xFF; 64]).unwrap();
     wait_until("it is told", || {
-        log(&udm, "c.log").contains("for breaking the protocol (1 so far)")
+        log(&udm, "c.log").contains("for violating the protocol (1 so far)")
     });
 }

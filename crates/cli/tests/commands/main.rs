@@ -6,6 +6,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../torture/disks.rs"]
+#[allow(dead_code)]
+mod disks;
 #[path = "../../../export/tests/common/front.rs"]
 mod front;
 #[path = "../../../engine/tests/golden/mod.rs"]
@@ -14,14 +17,24 @@ mod golden;
 mod nbd;
 
 mod activation;
+mod addresses;
+mod bench;
 mod boot;
 mod cache;
+mod calibration;
+mod changed;
+mod claims;
 mod clients;
 mod contract;
+mod dead_ssd;
 mod detach;
 mod doctor;
+mod drain;
+mod durable;
 mod exports;
+mod force;
 mod formats;
+mod geometry;
 mod hanging;
 mod hostile;
 mod kill;
@@ -32,12 +45,16 @@ mod moved;
 mod parts;
 mod pcache;
 mod readonly;
+mod recovery;
+mod replaced;
 mod resize;
 mod runtime_dir;
 mod setup;
 mod shrunk;
+mod stalls;
 mod tables;
 mod targets;
+mod through;
 mod tls;
 mod transcript;
 mod ublk;
@@ -45,3 +62,6 @@ mod vhost;
 mod wipe;
 mod writecache;
 mod zeroes;
+
+/// The program that these tests run.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_udm");

@@ -1,8 +1,8 @@
 //! A cache device that goes away under a running server: cut short, or deleted.
 //!
-//! Cutting a mapped file short makes the CPU fault in the middle of a request. The request
-//! then fails; the process, its control socket and what does not need the lost pages go on; and
-//! no read ever shows what the origin had before.
+//! A mapped file that was cut short causes a CPU fault in the middle of a request. The request then
+//! fails. The process, its control socket and requests that do not need the lost pages continue. No
+//! read ever shows the older data of the origin.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -90,7 +90,7 @@ impl Client {
         }
     }
 
-    /// Asks, and says whether the answer is no error, with `len` bytes of data.
+    /// Sends a request. Returns the `len` bytes of its reply, or `None` for an error.
     fn ask(&mut self, request: &[u8], len: usize) -> Option<Vec<u8>> {
         self.nbd.send(request);
         let reply = self.nbd.reply(len);
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-/// What a block holds in a version.
+/// The content of a block in a version.
 fn content(block: u64, version: u64) -> Vec<u8> {
     [block, version].map(u64::to_le_bytes).concat().repeat(BLOCK as usize / 16)
 }
@@ -169,7 +169,7 @@ fn a_cache_cut_short(folder: &Path, options: &str, len: u64) {
         (0..BLOCKS).for_each(|block| client.write(block));
         assert_eq!(client.errors, 0);
     }
-    // The origin has the first version of everything: what must never be seen again.
+    // The origin has the first version of each block, which must never be read again.
     udm.ok(&["drain", "vol"]);
     assert_eq!(bench.info("medium_has_failed"), false);
     load_and_cut(&bench, &mut clients, len);
@@ -189,7 +189,8 @@ fn a_cache_cut_short(folder: &Path, options: &str, len: u64) {
     assert!(metrics.lines().any(is_failed), "{metrics}");
 
     drop(clients);
-    // What cannot be logged keeps the device from its end, and it goes on, unless that is forced.
+    // Data that cannot be logged prevents the removal, and the device stays active, unless the
+    // removal is forced.
     assert!(udm.ok(&["ls"]).contains("failed"));
     let outcome = udm.run(&["remove", "vol"]);
     if outcome.code != 0 {
@@ -250,7 +251,7 @@ fn losing_a_deleted_cache_takes_force_and_is_said() {
     std::fs::remove_file(bench.cache.path()).unwrap();
     let said = udm.ok(&["remove", "vol", "--force"]);
     assert!(said.contains("8.0 MiB of dirty data are lost"), "{said}");
-    // A new file of that name is a new cache, and the origin is what it was.
+    // A new file of that name becomes a new cache, and the origin has not changed.
     OpenOptions::new()
         .write(true)
         .create_new(true)

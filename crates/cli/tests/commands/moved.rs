@@ -1,7 +1,8 @@
-//! What people do with cache devices: they move them, copy them, put old copies back, and come with
-//! another runtime directory; while a server is alive, and after one was killed. What was
-//! acknowledged is there afterwards, or the attach is refused and says where it is; never is
-//! anything missing in silence, and never does memory get to a medium that it does not belong to.
+//! Acts on cache devices: they are moved, copied, replaced by old copies, or used with another
+//! runtime directory, while a server is alive and after one was killed. Afterwards all acknowledged
+//! data is there, or the attach is refused and the error names the place of the data. Data is never
+//! missing without a report, and shared memory is never written to a medium that it does not belong
+//! to.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -60,7 +61,7 @@ impl Kind {
     }
 }
 
-/// Writes without a flush: what the server acknowledges is all there is.
+/// Writes without a flush: udm only acknowledges the data.
 fn write_unflushed(udm: &Udm, name: &str, bytes: &[u8]) {
     let file = udm.path("to-write");
     std::fs::write(&file, bytes).unwrap();
@@ -73,7 +74,7 @@ fn holds(udm: &Udm, name: &str, bytes: &[u8]) -> bool {
 
 fn copy(udm: &Udm, from: &str, to: &str) {
     let (from, to) = (udm.path(from), udm.path(to));
-    client("cp", &["--sparse=always", text(&from), text(&to)]);
+    client("cp", &["--sparse=auto", text(&from), text(&to)]);
 }
 
 fn rename(udm: &Udm, from: &str, to: &str) {
@@ -121,7 +122,7 @@ fn two_servers_never_share_memory() {
             let drained = std::fs::read(udm.path(origin)).unwrap();
             assert!(drained[..2 << 20] == new[..] && drained[2 << 20..4 << 20] == old[2 << 20..]);
         }
-        assert_eq!(memories(&udm.runtime()), Vec::<String>::new(), "nothing is left in it");
+        assert_eq!(memories(&udm.runtime()), Vec::<String>::new(), "no memory is left");
     });
 }
 
@@ -164,20 +165,20 @@ fn memory_that_is_elsewhere_is_asked_for() {
             let outcome = run_in(udm, "other", words);
             assert_eq!(outcome.code, 1, "{kind:?} {words:?}: {outcome:?}");
             let error = outcome.one_line(words[0]);
-            assert!(error.contains(place) && error.contains("in memory"), "{error}");
+            assert!(error.contains(place) && error.contains("in shared memory"), "{error}");
             let word = if words[0] == "recover" { "--accept-loss" } else { "lost_memory accept" };
             assert!(error.contains(word), "{error}");
         }
         assert_eq!(memories(&udm.path("other")), Vec::<String>::new(), "refused: nothing is left");
         for runtime in ["run", "other"] {
             let said = run_in(udm, runtime, &["inspect", "C"]);
-            assert!(said.out.contains(place) && said.out.contains("in memory"), "{said:?}");
+            assert!(said.out.contains(place) && said.out.contains("in shared memory"), "{said:?}");
             assert!(!said.out.contains("at most 0 B"), "{said:?}");
             let said = run_in(udm, runtime, &["inspect", "C", "--json"]);
             let said: serde_json::Value = serde_json::from_str(&said.out).unwrap();
             assert_eq!(said["served"]["memory_is_there"], true, "{said}");
         }
-        // What was refused is as it was: the right directory has everything.
+        // A refused attach leaves the media unchanged: the right directory has all data.
         copy(udm, "C", "C2");
         kind.create(udm, "f", "C", "O");
         assert!(holds(udm, "f", &bytes), "{kind:?}");
@@ -201,7 +202,7 @@ fn a_copy_of_a_cache_has_no_memory() {
         copy(udm, "C", "C2");
         copy(udm, "O", "O3");
         let error = kind.refused(udm, "g", "C2", "O");
-        assert!(error.contains("in use") || error.contains("living server"), "{error}");
+        assert!(error.contains("in use") || error.contains("running server"), "{error}");
         // By itself, with an origin of its own.
         let line = table(kind, "C2", "O2") + ACCEPT + " rebind true";
         udm.ok(&["create", "g", "--table", &line, "--export", &udm.uri("g")]);
@@ -244,13 +245,14 @@ fn a_cache_that_was_rolled_back_does_not_believe_its_memory() {
             kind.create(udm, "h", "newest", "O");
             assert!(holds(udm, "h", &second[..64 << 10]), "{kind:?}");
             udm.ok(&["remove", "h"]);
-            // Nothing is known of the old one any more but that it was served.
+            // The dead device has the newest one, and the old one does not take its place.
             let error = kind.refused(udm, "f", "C", "O");
-            assert!(error.contains("in memory at"), "{error}");
+            assert!(error.contains("an older copy") && error.contains("udm detach f"), "{error}");
             let line = table(kind, "C", "O") + ACCEPT;
             udm.ok(&["create", "h", "--table", &line, "--export", &udm.uri("h")]);
-            assert!(holds(udm, "h", &first), "{kind:?}: the copy is what it was");
+            assert!(holds(udm, "h", &first), "{kind:?}: the copy has not changed");
             udm.ok(&["remove", "h"]);
+            udm.ok(&["remove", "f", "--force"]);
             assert_eq!(memories(&udm.runtime()), Vec::<String>::new());
         }
     });
@@ -278,7 +280,7 @@ fn what_is_refused_or_of_an_earlier_boot_leaves_no_memory() {
         std::fs::write(udm.runtime().join(stale.replace("writec", "writecache")), "old").unwrap();
         kind.create(udm, "f", "C", "O");
         write_export(udm, &udm.uri("f"), &pattern(13, 1 << 20));
-        assert_eq!(memories(&udm.runtime()).len(), 1, "that of an earlier boot is gone");
+        assert_eq!(memories(&udm.runtime()).len(), 1, "the memory of an earlier boot is gone");
         udm.ok(&["remove", "f"]);
         assert_eq!(memories(&udm.runtime()), Vec::<String>::new());
         kind.refused(udm, "f", "C", "O2");

@@ -81,7 +81,7 @@ fn a_cache_on_a_part_serves_dies_goes_on_and_is_recovered() {
         udm.kill_server("vol");
         udm.ok(&create);
         assert!(read_export(&udm, &uri)[..4 << 20] == data);
-        // What is printed is taken again.
+        // The printed table is accepted again.
         let printed = udm.ok(&["table", "vol"]);
         let sector = cache.start / 512;
         assert!(printed.contains(&format!("?offset={sector}&size={}", cache.len / 512)));
@@ -137,7 +137,7 @@ fn one_file_belongs_to_one_table_whatever_its_names() {
         udm.ok(&["create", "vol", "--table", &table]);
         let link = cache.file.path().with_extension("link");
         std::fs::hard_link(cache.path(), &link).unwrap();
-        // A part that nobody uses, too: the lock is the file's.
+        // The unused parts are locked as well: the lock covers the file.
         for word in [
             cache.word(),
             cache.path().to_owned(),
@@ -194,7 +194,10 @@ fn the_words_of_a_table_name_parts_that_do_not_overlap() {
     udm.file("o2", 32 * MIB);
     let cache = "both.img?offset=64M&size=32M";
     let outcome = udm.run(&["create", "vol", "--table", &two(cache, cache)]);
-    assert!(outcome.code == 1 && outcome.err.contains("has its device alone"), "{outcome:?}");
+    assert!(
+        outcome.code == 1 && outcome.err.contains("needs its device for itself"),
+        "{outcome:?}"
+    );
     let outcome = udm.run(&["create", "vol", "--table", &two(cache, "link.img?offset=80M")]);
     assert!(outcome.code == 1 && outcome.err.contains("overlaps"), "{outcome:?}");
     let outcome = udm.run(&[
@@ -206,7 +209,7 @@ fn the_words_of_a_table_name_parts_that_do_not_overlap() {
     assert!(outcome.code == 1 && outcome.err.contains("cache device of another line"));
     udm.ok(&["create", "vol", "--table", &two(cache, "link.img?offset=96M")]);
     udm.ok(&["remove", "vol"]);
-    assert!(std::fs::read(&both).unwrap()[..8 << 20] == data, "nothing was written meanwhile");
+    assert!(std::fs::read(&both).unwrap()[..8 << 20] == data, "udm wrote meanwhile");
 }
 
 #[test]
@@ -273,7 +276,7 @@ fn a_part_that_holds_something_or_lies_in_something_is_not_formatted() {
     udm.ok(&["remove", "vol"]);
     let (swap, zero) = ([0; 64], vec![0; 1 << 20]);
     file.write_all_at(&swap, 24 * MIB + 4080).unwrap();
-    // An ext4 on the whole of it, which has the part, too, though that is empty.
+    // An ext4 on the whole device, which includes the part, although the part is empty.
     file.write_all_at(&zero, 0).unwrap();
     file.write_all_at(b"\x53\xEF", 1080).unwrap();
     let words = ["create", "vol", "--table", &table("offset=24M&size=8M")];
@@ -281,7 +284,7 @@ fn a_part_that_holds_something_or_lies_in_something_is_not_formatted() {
     assert!(line.contains("on the whole device, ext") && line.contains("--force-format"), "{line}");
     udm.ok(&[&words[..], &["--force-format"]].concat());
     udm.ok(&["remove", "vol"]);
-    // What is a cache already needs no leave.
+    // A device that already holds a cache does not need --force-format.
     udm.ok(&words);
     udm.ok(&["remove", "vol"]);
 }

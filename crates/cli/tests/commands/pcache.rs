@@ -1,4 +1,4 @@
-//! A pcache over real processes: dirty data, where it goes, and what is said about it.
+//! A pcache over real processes: dirty data, write-back, and the messages about both.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -64,8 +64,7 @@ impl Bench {
     }
 }
 
-/// Writes, and stops write-back where it is: what a test wants to see dirty must not be clean
-/// before it looks.
+/// Writes, and stops write-back immediately, so that the data stays dirty until the test looks.
 fn write_and_hold(bench: &Bench, data: &[u8]) {
     write_export(&bench.udm, &bench.uri, data);
     bench.udm.ok(&["suspend", "vol"]);
@@ -94,7 +93,7 @@ fn status_table_and_messages_are_the_kernels() {
     assert!(info["medium"].is_string() && info["cached_bytes"].is_u64(), "{info}");
     assert!(udm.ok(&["metrics", "vol"]).contains("udm_dirty_bytes{device=\"vol\""));
     let line = udm.refused(&["load", "vol", "--table", &bench.table()]);
-    assert!(line.contains("pcache can neither replace"), "{line}");
+    assert!(line.contains("pcache cannot replace"), "{line}");
 
     // The line that it prints is one that it takes.
     udm.ok(&["remove", "vol"]);
@@ -109,7 +108,7 @@ fn remove_keeps_dirty_data_and_says_so() {
     let data = pattern(7, 8 << 20);
     write_and_hold(&bench, &data);
     let dirty = bench.dirty_bytes();
-    assert!(dirty > 0, "nothing is dirty right after a write");
+    assert!(dirty > 0, "no data is dirty right after a write");
     let said = udm.ok(&["remove", "vol"]);
     assert!(said.contains("of dirty data stay in the cache"), "{said}");
     assert!(said.contains(bench.cache()), "{said}");
@@ -143,7 +142,7 @@ fn a_killed_server_loses_nothing() {
         let data = pattern(100 + round, 4 << 20);
         write_export(udm, &bench.uri, &data);
         udm.kill_server("vol");
-        // The next server is found by the cache device, whatever the name.
+        // The next server finds the memory by the cache device, even under another device name.
         let name = format!("vol{round}");
         udm.ok(&["create", &name, "--table", &bench.table(), "--export", &bench.uri]);
         assert!(read_export(udm, &bench.uri)[..data.len()] == data[..], "round {round}");
@@ -157,13 +156,13 @@ fn a_killed_server_loses_nothing() {
 fn formatting_needs_to_be_wanted() {
     let bench = Bench::new();
     let udm = &bench.udm;
-    bench.cache.as_file().write_all_at(b"somebody's data", 4096).unwrap();
+    bench.cache.as_file().write_all_at(b"the user's data", 4096).unwrap();
     let words = ["create", "vol", "--table", &bench.table()];
     let line = udm.refused(&words);
     assert!(line.contains(bench.cache()) && line.contains("--force-format"), "{line}");
     let mut there = [0; 15];
     bench.cache.as_file().read_exact_at(&mut there, 4096).unwrap();
-    assert_eq!(&there, b"somebody's data");
+    assert_eq!(&there, b"the user's data");
     udm.ok(&[&words[..], &["--force-format"]].concat());
 }
 

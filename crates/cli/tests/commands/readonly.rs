@@ -49,7 +49,7 @@ fn what_is_read_only_says_so_and_is_shared() {
         udm.ok(&["create", name, "--table", &table, "--export", &uri]);
         let outcome =
             Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
-        assert!(outcome.unwrap().success(), "{name}: clients are told");
+        assert!(outcome.unwrap().success(), "{name}: clients see that it is read-only");
         assert!(crate::common::read_export(&udm, &uri) == data);
         let words = ["-f", "raw", "-r", "-c", "read 0 512", &for_clients(&uri)];
         client("qemu-io", &words);
@@ -58,7 +58,7 @@ fn what_is_read_only_says_so_and_is_shared() {
     }
     let printed = udm.ok(&["table", "one"]);
     assert!(printed.contains("golden.img?readonly 0"), "{printed}");
-    // Nobody writes below readers.
+    // A device cannot be written below its read-only users.
     let writer = format!("0 8192 linear {} 0", text(&origin));
     assert!(udm.refused(&["create", "three", "--table", &writer]).contains("in use"));
     udm.ok(&["remove", "one"]);
@@ -86,7 +86,7 @@ fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
             }
         };
         let uri = udm.uri("vol.sock");
-        // A device that is no cache is not made one.
+        // A device that holds no cache is not formatted.
         let line = udm.refused(&["create", "vol", "--table", &words("?readonly")]);
         assert!(line.contains("magic"), "{target}: {line}");
         udm.ok(&["create", "vol", "--table", &words(""), "--export", &uri]);
@@ -107,7 +107,7 @@ fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
             udm.ok(&["create", name, "--table", &words("?readonly"), "--export", &uri]);
             let status =
                 Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
-            assert!(status.unwrap().success(), "{target}: clients are told");
+            assert!(status.unwrap().success(), "{target}: clients see that it is read-only");
             let found = crate::common::read_export(&udm, &uri);
             assert!(found[..data.len()] == data && found[data.len()..] == old[data.len()..]);
         }
@@ -143,7 +143,7 @@ fn a_cache_with_metadata_is_read_and_stays_as_it_is() {
         assert!(line.contains("a cache writes to all of its devices"), "{line}");
     }
     let line = udm.refused(&["create", "vol", "--table", &to_read]);
-    assert!(line.contains("nobody has formatted"), "{line}");
+    assert!(line.contains("the device is not formatted"), "{line}");
     let uri = udm.uri("vol.sock");
     udm.ok(&["create", "vol", "--table", &to_write, "--export", &uri]);
     let data = pattern(3, 8 << 20);
@@ -159,13 +159,13 @@ fn a_cache_with_metadata_is_read_and_stays_as_it_is() {
         udm.ok(&["create", name, "--table", &to_read, "--export", &uri]);
         let status =
             Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
-        assert!(status.unwrap().success(), "clients hear of it");
+        assert!(status.unwrap().success(), "clients see that it is read-only");
         let found = crate::common::read_export(&udm, &uri);
         assert!(found[..data.len()] == data && found[data.len()..] == old[data.len()..]);
     }
     let line = udm.refused(&["create", "vol", "--table", &to_write]);
     assert!(line.contains("in use"), "{line}");
-    // What is printed makes the same device again.
+    // The printed table makes the same device again.
     let printed = udm.ok(&["table", "one"]);
     udm.ok(&["remove", "one"]);
     udm.ok(&["create", "one", "--table", printed.trim()]);

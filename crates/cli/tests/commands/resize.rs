@@ -1,5 +1,5 @@
-//! Tables of a live `cache` that are replaced by others: it grows and shrinks, and so does its
-//! origin, under its clients; and what is refused leaves it as it was.
+//! New tables for a live `cache`: it and its origin grow and shrink while clients use it. A refused
+//! table has no effect.
 
 use std::fs::File;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Bench {
                 return;
             }
         }
-        panic!("the cache takes nothing: {:?}", self.blocks());
+        panic!("the cache stores no blocks: {:?}", self.blocks());
     }
 }
 
@@ -86,7 +86,7 @@ fn a_live_cache_grows_and_shrinks() {
     bench.fill(&data);
     let before = bench.blocks();
     assert_eq!(before[0], 512);
-    // Growing keeps everything as it is, and makes nothing dirty.
+    // Growth keeps all blocks and makes none dirty.
     bench.change(32, 32, "writeback");
     let grown = bench.blocks();
     assert!(grown[..2] == [1024, before[1]] && grown[2] <= before[2], "{before:?}, {grown:?}");
@@ -95,7 +95,7 @@ fn a_live_cache_grows_and_shrinks() {
     bench.change(32, 32, "writeback");
     let again = bench.blocks();
     assert!(again[..2] == grown[..2] && again[2] <= grown[2], "{grown:?}, {again:?}");
-    // Dirty blocks beyond the new end: refused, and nothing is lost.
+    // Dirty blocks beyond the new end: the table is refused, and no data is lost.
     bench.refused(2, 32, "writeback", "is dirty: write it back first");
     assert!(read_export(&bench.udm, &bench.uri) == data);
     bench.refused(32, 2, "writeback", "is dirty, and beyond the end of the table");
@@ -116,7 +116,7 @@ fn a_live_cache_grows_and_shrinks() {
     bench.udm.ok(&["drain", "vol"]);
     bench.change(16, 8, "writeback");
     assert!(read_export(&bench.udm, &bench.uri) == whole[..8 << 20]);
-    // What was cached beyond that end is not there when it is back.
+    // After the origin has grown again, no old block beyond its earlier end is cached.
     bench.udm.ok(&["remove", "vol", "--drain"]);
     assert!(std::fs::read(bench.udm.path("slow.img")).unwrap() == whole);
     whole[40 << 20..48 << 20].copy_from_slice(&pattern(3, 8 << 20));
@@ -124,7 +124,7 @@ fn a_live_cache_grows_and_shrinks() {
     bench.create(16, 8, "writeback");
     bench.change(16, 64, "writeback");
     assert!(read_export(&bench.udm, &bench.uri) == whole);
-    // What is live survives its server.
+    // The live table survives its server.
     bench.udm.kill_server("vol");
     bench.create(16, 64, "writeback");
     assert!(read_export(&bench.udm, &bench.uri) == whole);
@@ -155,7 +155,7 @@ fn modes_change_and_tables_that_do_not_fit_are_refused() {
     let data = pattern(1, 32 << 20);
     bench.fill(&data);
     bench.change(16, 32, "writethrough");
-    assert!(bench.blocks()[2] > 0, "what is dirty stays dirty");
+    assert!(bench.blocks()[2] > 0, "dirty blocks stay dirty");
     bench.udm.ok(&["drain", "vol"]);
     write_export(&bench.udm, &bench.uri, &data);
     assert_eq!(bench.blocks()[2], 0);
@@ -164,7 +164,7 @@ fn modes_change_and_tables_that_do_not_fit_are_refused() {
     let load = |table: &str| bench.udm.refused(&["load", "vol", "--table", table]);
     let table = Bench::table(16, 32, "writeback");
     let line = load(&table.replace(" 64 2 ", " 128 2 "));
-    assert!(line.contains("is of a cache with blocks of 64 sectors, not 128"), "{line}");
+    assert!(line.contains("belongs to a cache with blocks of 64 sectors, not 128"), "{line}");
     let line = load(&table.replace("size=4M", "size=5M"));
     assert!(line.contains("overlaps"), "{line}");
     let line = load(&table.replace("size=16M", "size=33M"));
@@ -195,7 +195,7 @@ fn a_device_that_has_grown_is_taken_as_it_is() {
         File::options().write(true).open(bench.udm.path("fast.img")).unwrap().set_len(bytes)
     };
     grow(16 * MIB).unwrap();
-    assert_eq!(bench.blocks()[0], 256, "not before a table says so");
+    assert_eq!(bench.blocks()[0], 256, "only a new table adds blocks");
     bench.udm.ok(&["load", "vol", "--table", table]);
     bench.udm.ok(&["resume", "vol"]);
     assert_eq!(bench.blocks()[0], 512);

@@ -1,4 +1,4 @@
-//! The runtime directory: one that others may enter is refused, and nothing that exists is changed.
+//! The runtime directory: one that others may enter is refused, and existing files do not change.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -42,8 +42,7 @@ fn what_others_may_enter_is_refused_and_says_what_to_do() {
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
     let line = run_in(&udm, &own, &["ls"]).one_line("ls");
     let advice = format!(
-        "other users may enter it (mode 0755); if it is for udm alone, \
-                          `chmod 700 {}`",
+        "other users may enter it (mode 0755); if only udm uses it, `chmod 700 {}`",
         text(&own)
     );
     assert!(line.contains(&advice), "{line}");
@@ -73,5 +72,5 @@ fn root_takes_no_directory_of_another_user() {
     assert!(line.contains("belongs to user 12345, and this is user 0"), "{line}");
     let line = run_in(&udm, &theirs.join("udm"), &["ls"]).one_line("ls");
     assert!(line.contains("above it belongs to user 12345"), "{line}");
-    assert!(std::fs::read_dir(&theirs).unwrap().count() <= 1, "nothing but a directory is made");
+    assert!(std::fs::read_dir(&theirs).unwrap().count() <= 1, "only a directory is made");
 }

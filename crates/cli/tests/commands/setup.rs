@@ -1,5 +1,5 @@
-//! `create --origin SLOW --fast FAST`: one step instead of a table. What is chosen, what is
-//! refused, what goes on when it is given again, and what it says the kernel would be told.
+//! `create --origin SLOW --fast FAST`: one step instead of a table. Tests the choice of the target,
+//! the refusals, a second run with the same arguments, and the printed command for the kernel.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl Bench {
         let memory = tempfile::NamedTempFile::new_in(folder).unwrap();
         memory.as_file().set_len(512 * MIB).unwrap();
         udm.file("slow.img", 64 * MIB);
-        // The folder of a test may be in memory, too.
+        // The folder of a test may be in memory.
         let ssd = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         ssd.as_file().set_len(32 * MIB).unwrap();
         std::os::unix::fs::symlink(ssd.path(), udm.path("ssd.img")).unwrap();
@@ -67,7 +67,7 @@ fn the_fast_device_chooses_the_target() {
         "0 131072 cache /x/ssd.img?size=5M /x/ssd.img?offset=5M&size=27M /x/slow.img 128 2 \
          metadata2 writethrough smq 0"
     );
-    // How it is to be reached says what it is.
+    // The options of the fast device decide its target.
     assert!(table(&["--fast", "ssd.img?persist=msync"]).contains("pcache"));
     assert!(table(&["--fast", &format!("{fast}?io=buffered")]).contains("writecache s"));
     assert!(table(&["--fast", &fast, "--target", "writecache"]).contains("writecache p"));
@@ -77,7 +77,7 @@ fn the_fast_device_chooses_the_target() {
     );
     let part = table(&["--fast", "ssd.img?offset=8M&size=16M"]);
     assert!(part.contains("/x/ssd.img?offset=8M&size=16M"), "{part}");
-    assert_eq!(bench.udm.left(), [""; 0], "a dry run leaves nothing");
+    assert_eq!(bench.udm.left(), [""; 0], "a dry run leaves no files");
     assert!(std::fs::read(bench.udm.path("ssd.img")).unwrap().iter().all(|byte| *byte == 0));
 }
 
@@ -89,7 +89,7 @@ fn one_command_makes_a_cache_and_again_goes_on() {
         let words = ["--fast", &fast, "--export", &uri];
         let made = bench.create(&words);
         assert!(made["table"].as_str().unwrap().contains(target), "{made}");
-        assert!(made["fast"].as_str().unwrap().contains("is formatted"), "{made}");
+        assert!(made["fast"].as_str().unwrap().contains("was formatted"), "{made}");
         let data = pattern(target.len() as u64, 8 << 20);
         write_export(&bench.udm, &uri, &data);
         // It exists.
@@ -97,12 +97,14 @@ fn one_command_makes_a_cache_and_again_goes_on() {
         bench.udm.kill_server("vol");
         let again = bench.create(&words);
         assert_eq!(again["table"], made["table"]);
-        assert!(again["fast"].as_str().unwrap().contains("goes on"), "{again}");
+        assert!(again["fast"].as_str().unwrap().contains("is reopened"), "{again}");
         assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
         bench.udm.ok(&["remove", "vol"]);
         bench.create(&words);
         assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
-        // Another target would overwrite it.
+        // Another target would overwrite it, with its dirty data.
+        write_export(&bench.udm, &uri, &data);
+        bench.udm.ok(&["suspend", "vol"]);
         bench.udm.ok(&["remove", "vol"]);
         let other = if target == "pcache" { "writecache" } else { "pcache" };
         let line = bench.refused(&["--fast", &fast, "--target", other, "--force-format"]);
@@ -147,11 +149,13 @@ fn metadata_and_blocks_of_a_cache_share_one_device() {
     data[4086..4096].copy_from_slice(b"SWAPSPACE2");
     write_export(&bench.udm, &uri, &data);
     bench.udm.kill_server("vol");
-    // What the medium says is enough: also without --target, and with another's it is refused.
+    // The content of the medium decides the target without --target, and another target is refused.
     let again = bench.create(&["--fast", "ssd.img", "--export", &uri]);
     assert_eq!(again["table"], made["table"]);
-    assert!(again["fast"].as_str().unwrap().contains("goes on"), "{again}");
+    assert!(again["fast"].as_str().unwrap().contains("is reopened"), "{again}");
     assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    write_export(&bench.udm, &uri, &data);
+    bench.udm.ok(&["suspend", "vol"]);
     bench.udm.ok(&["remove", "vol"]);
     let line = bench.refused(&["--fast", "ssd.img", "--target", "writecache", "--force-format"]);
     assert!(line.contains("holds a cache"), "{line}");
@@ -164,7 +168,7 @@ fn metadata_and_blocks_of_a_cache_share_one_device() {
     assert!(removed["is_wiped"] == true && removed["dirty_bytes"] == 0, "{removed}");
     assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
     assert_eq!(bench.udm.run(&["inspect", "ssd.img"]).code, 1);
-    // Nothing of it is in the way of anything, also not what the slots held.
+    // After the wipe, no old content is in the way of another target.
     bench.create(&["--fast", "ssd.img", "--target", "writecache"]);
     bench.udm.ok(&["remove", "vol", "--drain", "--wipe"]);
     bench.create(&words);
@@ -183,13 +187,13 @@ fn a_cache_that_writes_through_never_has_dirty_data() {
         write_export(&bench.udm, &uri, &data);
         assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
     }
-    // The mode is a word of the table: nothing is dirty for another one to find.
+    // The mode is an argument of the table, and no dirty blocks remain for another mode.
     assert_eq!(bench.udm.json(&["remove", "vol"])["dirty_bytes"], 0);
     bench.create(&["--fast", "ssd.img", "--export", &uri]);
     assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
     assert_eq!(bench.udm.json(&["remove", "vol"])["dirty_bytes"], 0);
-    // A server that is killed takes nothing with it, either. But blocks that were written to lately
-    // are marked: between its two halves a write makes its block dirty. The next one cleans them.
+    // A killed server loses no data either. But blocks of recent writes are marked dirty, because a
+    // write makes its block dirty between its two halves. The next server cleans them.
     bench.create(&[&words[..], &["--export", &uri]].concat());
     let data = pattern(4, 8 << 20);
     write_export(&bench.udm, &uri, &data);
@@ -206,7 +210,7 @@ fn writethrough_on_a_disk_is_a_cache_that_is_never_dirty() {
     let uri = bench.udm.uri("vol.sock");
     let words = ["--fast", "ssd.img", "--mode", "writethrough", "--export", &uri];
     let made = bench.create(&words);
-    let why = "cache, because ssd.img is reached as a disk, and --mode asks for what it has";
+    let why = "cache, because ssd.img is reached as a disk, and it has the mode that --mode names";
     assert_eq!(made["why"], why, "{made}");
     let data = pattern(3, 8 << 20);
     write_export(&bench.udm, &uri, &data);
@@ -215,7 +219,7 @@ fn writethrough_on_a_disk_is_a_cache_that_is_never_dirty() {
     // The origin alone has what was written, and the fast device may die.
     assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
     bench.udm.ok(&["remove", "vol"]);
-    // The same words go on with it, whatever chose it.
+    // The same arguments open it again, although they could also select another target.
     let made = bench.create(&words);
     assert_eq!(made["why"], "cache, which ssd.img holds");
     assert!(made["table"].as_str().unwrap().contains(" writethrough "), "{made}");
@@ -226,8 +230,8 @@ fn writethrough_on_a_disk_is_a_cache_that_is_never_dirty() {
     bench.udm.ok(&["remove", "vol"]);
     let before = std::fs::read(bench.udm.path("ssd.img")).unwrap();
     let line = bench.refused(&["--fast", "ssd.img", "--mode", "writethrough"]);
-    assert!(line.contains("writecache: it has no mode writethrough"), "{line}");
-    assert!(line.trim_end().ends_with("leave --mode out"), "{line}");
+    assert!(line.contains("writecache: it does not offer mode writethrough"), "{line}");
+    assert!(line.trim_end().ends_with("omit --mode"), "{line}");
     assert!(std::fs::read(bench.udm.path("ssd.img")).unwrap() == before);
 }
 
@@ -269,8 +273,8 @@ fn a_cache_on_one_device_takes_nobodys_data() {
         (4086, &b"SWAPSPACE2"[..], "swap"),
         (gpt, b"EFI PART", "gpt"),
         (5 * MIB + 4086, b"SWAPSPACE2", "swap"),
-        (100, b"somebody's own", "(byte 0), and no cache metadata"),
-        (8192, b"somebody's own", "(byte 8192), and no cache metadata"),
+        (100, b"the user's own", "(byte 0), and is not cache metadata"),
+        (8192, b"the user's own", "(byte 8192), and is not cache metadata"),
     ] {
         let image = before(at, bytes);
         let line = bench.refused(&words);
@@ -336,7 +340,7 @@ fn a_cache_of_other_words_is_taken_as_it_is() {
 fn a_format_that_was_cut_off_is_done_again() {
     let bench = Bench::new();
     let uri = bench.udm.uri("vol.sock");
-    // What a format of each sort leaves that ends after its first step: see docs/formats.md.
+    // The state after the first step of an interrupted format, of each target: see docs/formats.md.
     let ssd = std::fs::File::options().write(true).open(bench.udm.path("ssd.img")).unwrap();
     ssd.write_all_at(b"udm fmt1", 32).unwrap();
     ssd.write_all_at(&[0xFF; 512], 4096).unwrap();
@@ -377,12 +381,12 @@ fn slips_are_refused_before_anything_is_written() {
         (&["--fast", "ssd.img", "--block-size", "1000"], "power of two"),
         (
             &["--fast", "ssd.img", "--target", "writecache", "--mode", "writethrough"],
-            "writecache: it has no mode writethrough",
+            "writecache: it does not offer mode writethrough",
         ),
-        (&["--fast", &fast, "--mode", "writethrough"], "pcache: it has no mode writethrough"),
+        (&["--fast", &fast, "--mode", "writethrough"], "pcache: it does not offer mode write"),
         (&["--fast", "ssd.img", "--mode", "writethrough", "--block-size", "4K"], "32.0 KiB"),
         (&["--fast", "ssd.img", "--policy", "probation"], "one policy"),
-        (&["--fast", &fast, "--block-size", "4K"], "no blocks of one size"),
+        (&["--fast", &fast, "--block-size", "4K"], "no fixed block size"),
     ] {
         let line = bench.refused(words);
         assert!(line.contains(what), "{words:?}: {line}");
@@ -404,7 +408,7 @@ fn slips_are_refused_before_anything_is_written() {
     bench.udm.ok(&["suspend", "vol"]);
     bench.udm.ok(&["remove", "vol"]);
     let outcome = bench.udm.run(&["create", "vol", "--origin", "other.img", "--fast", "ssd.img"]);
-    assert!(outcome.code == 1 && outcome.err.contains("rebind true"), "{outcome:?}");
+    assert!(outcome.code == 1 && outcome.err.contains("give --rebind"), "{outcome:?}");
     let outcome = bench.udm.run(&["create", "vol", "--origin", "ssd.img", "--fast", "other.img"]);
     assert!(outcome.code == 1 && outcome.err.contains("swapped"), "{outcome:?}");
     assert!(std::fs::read(bench.udm.path("other.img")).unwrap().iter().all(|byte| *byte == 0));
@@ -446,7 +450,7 @@ fn the_kernel_is_told_the_same() {
             "dmsetup create vol --table \"0 131072 writecache s $origin $fast 4096 0\"",
         ]
     );
-    // A block device is named as it is, and a part of it is a linear device.
+    // A table names a whole block device by its path, and a part of it as a linear device.
     let Some(device) = Loop::attach(&bench.udm.path("ssd.img"), &[]) else { return };
     let node = text(&device.0);
     let part = format!("{node}?offset=2048&size=16M");

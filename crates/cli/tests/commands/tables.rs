@@ -15,7 +15,7 @@ fn a_linear_grows_on_the_device_that_it_has() {
     let data = pattern(7, MIB as usize);
     write_export(&udm, &uri, &data);
     OpenOptions::new().write(true).open(&disk).unwrap().set_len(4 * MIB).unwrap();
-    // Through another name of it, too.
+    // Also through another name of it.
     std::os::unix::fs::symlink(&disk, udm.path("link")).unwrap();
     for (table, sectors) in [
         ("0 4096 linear disk.img 0", 4096),
@@ -99,7 +99,7 @@ fn paths_are_printed_as_they_are_found_from_anywhere() {
 fn a_block_device_may_be_named_by_its_number() {
     let udm = Udm::new();
     let line = udm.refused(&["create", "n", "--table", "0 8 linear 4095:77 0"]);
-    assert!(line.contains("4095:77: no device of this number"), "{line}");
+    assert!(line.contains("4095:77: no node in /dev has this device number"), "{line}");
     if !rustix::process::geteuid().is_root() {
         eprintln!("not tested: only root can make loop devices");
         return;

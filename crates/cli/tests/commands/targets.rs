@@ -6,7 +6,7 @@ use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
-/// Table lines, and what is wrong with them.
+/// Table lines, and their errors.
 const WRONG_LINES: [(&str, &str); 47] = [
     (
         "0 8 nonesuch",
@@ -33,17 +33,15 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ("0 8 pcache p.img", "column 17: pcache: backing device is missing"),
     (
         "0 8 pcache p.img o1 x",
-        "column 21: pcache: 'x' is not a number of optional words (invalid argument \
-             count)",
+        "column 21: pcache: 'x' is not a number of optional words (invalid argument count)",
     ),
     ("0 8 pcache p.img o1 1", "column 21: pcache: 1 optional words announced, 0 present"),
-    ("0 8 pcache p.img o1 1 crc true", "column 23: pcache: option 'crc' has no value"),
+    ("0 8 pcache p.img o1 1 crc true", "column 23: pcache: option 'crc' lacks its value"),
     ("0 8 pcache p.img o1 2 crc", "column 21: pcache: 2 optional words announced, 1 present"),
     ("0 8 pcache p.img o1 2 crc maybe", "column 27: pcache: invalid option for crc: 'maybe'"),
     (
         "0 8 pcache p.img o1 0 max_age 4294967296",
-        "column 31: pcache: invalid option for max_age: '4294967296': from 0 to \
-             4294967295",
+        "column 31: pcache: invalid option for max_age: '4294967296': from 0 to 4294967295",
     ),
     (
         "0 8 pcache p.img o1 0 high_watermark 101",
@@ -62,7 +60,7 @@ const WRONG_LINES: [(&str, &str); 47] = [
         "column 33: pcache: invalid option for retention: 'cold'",
     ),
     ("0 8 pcache p.img o1 0 junk 1", "column 23: pcache: unrecognised optional argument 'junk'"),
-    ("0 8 pcache p.img o1 0 max_age", "column 23: pcache: option 'max_age' has no value"),
+    ("0 8 pcache p.img o1 0 max_age", "column 23: pcache: option 'max_age' lacks its value"),
     (
         "0 8 pcache p.img?io=foo o1 0 junk 1",
         "column 30: pcache: unrecognised optional argument 'junk'",
@@ -73,18 +71,16 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ),
     (
         "0 8 pcache p.img?io=direct o1",
-        "column 12: `{dir}/p.img?io=direct`: io is for slow devices; a cache device \
-             takes persist",
+        "column 12: `{dir}/p.img?io=direct`: io is for slow devices; a cache device takes persist",
     ),
     (
         "0 8 pcache p.img o1?persist=cpu",
-        "column 18: `{dir}/o1?persist=cpu`: persist is for cache devices; a slow device \
-             takes io",
+        "column 18: `{dir}/o1?persist=cpu`: persist is for cache devices; a slow device takes io",
     ),
     (
         "0 8 pcache p.img o1?readonly",
-        "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or with \
-             ?readonly after both names to none",
+        "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or to none if both \
+             names have ?readonly",
     ),
     ("0 8 writecache", "column 15: writecache: Bad arguments: the mode is missing; it is p or s"),
     ("0 8 writecache x", "column 16: writecache: Bad arguments: mode 'x' is not p or s"),
@@ -96,8 +92,7 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ),
     (
         "0 8 writecache p o1 w.img 100",
-        "column 27: writecache: Invalid block size: '100' is not a power of two from 512 \
-             to 65536",
+        "column 27: writecache: Invalid block size: '100' is not a power of two from 512 to 65536",
     ),
     (
         "0 8 writecache p o1 w.img 4096",
@@ -105,8 +100,7 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ),
     (
         "0 8 writecache p o1 w.img 4096 x",
-        "column 32: writecache: Invalid number of feature args: 'x' is not a number up \
-             to 18",
+        "column 32: writecache: Invalid number of feature args: 'x' is not a number up to 18",
     ),
     (
         "0 8 writecache p o1 w.img 4096 1",
@@ -123,13 +117,12 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ),
     (
         "0 8 writecache p o1 w.img 4096 0 junk",
-        "column 34: writecache: Invalid optional argument: 'junk' stands behind the 0 \
-             counted words",
+        "column 34: writecache: Invalid optional argument: 'junk' follows the 0 counted arguments",
     ),
     (
         "0 8 writecache p o1 w.img 4096 0 atomic_blocks false",
-        "column 34: writecache: Invalid optional argument: mode p never overwrites a \
-             block where it is",
+        "column 34: writecache: Invalid optional argument: mode p never overwrites a block in \
+             place",
     ),
     (
         "0 8 writecache p o1 w.img 4096 2 low_watermark 60",
@@ -157,8 +150,8 @@ const WRONG_LINES: [(&str, &str); 47] = [
     ),
     (
         "0 8 writecache p o1?readonly w.img 4096 0",
-        "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or with \
-             ?readonly after both names to none",
+        "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or to none if both \
+             names have ?readonly",
     ),
 ];
 
@@ -250,7 +243,10 @@ fn caches_are_told_in_their_own_words() {
     });
     assert_eq!(found, expected);
     let line = udm.refused(&["recover", "w.img", "o2", "--truncate"]);
-    assert_eq!(line, "udm: recover: --truncate is about the log of a pcache; w.img is none");
+    assert_eq!(
+        line,
+        "udm: recover: --truncate applies to the log of a pcache, which w.img does not have"
+    );
 }
 
 #[test]
@@ -260,8 +256,8 @@ fn a_pcache_neither_replaces_a_table_nor_is_replaced() {
     for (table, other) in [(tables[0], tables[1]), (tables[1], tables[0])] {
         udm.ok(&["create", "vol", "--table", table]);
         let line = udm.refused(&["load", "vol", "--table", other]);
-        let expected = "vol: a table is active, and pcache can neither replace one nor be \
-                        replaced; remove the device and create it again";
+        let expected = "vol: a table is active, and pcache cannot replace a table or be replaced: \
+                        remove the device and create it again";
         assert!(line.ends_with(expected), "{line}");
         udm.ok(&["remove", "vol"]);
     }

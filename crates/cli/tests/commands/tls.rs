@@ -1,11 +1,11 @@
-//! NBD over TLS with real clients, and who may connect: libnbd's tools, QEMU's and nbdkit get in
-//! with a certificate, nobody gets in without; a socket file has the mode and owner asked for.
+//! NBD over TLS with real clients, and access control. libnbd's tools, QEMU's and nbdkit connect
+//! with a certificate and are refused without one. A socket file has the requested mode and owner.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::common::{Udm, client, pattern, text, wait_until};
@@ -20,7 +20,7 @@ fn certificates(udm: &Udm, name: &str) -> PathBuf {
     folder
 }
 
-/// Opens a door with TLS to `vol`; returns its port.
+/// Opens an export with TLS to `vol`; returns its port.
 fn open(udm: &Udm, pki: &Path, more: &str) -> String {
     let uri = format!("nbds://127.0.0.1:0?tls={}{more}", pki.display());
     let answer = udm.json(&["export", "vol", &uri]);
@@ -40,9 +40,9 @@ fn fails(program: &str, words: &[&str]) -> String {
 }
 
 fn violations(udm: &Udm) -> (u64, String) {
-    let door = &udm.json(&["info", "vol"])["exports"][0];
-    let last = door["last_violation"].as_str().unwrap_or_default().to_owned();
-    (door["violations"].as_u64().unwrap(), last)
+    let export = &udm.json(&["info", "vol"])["exports"][0];
+    let last = export["last_violation"].as_str().unwrap_or_default().to_owned();
+    (export["violations"].as_u64().unwrap(), last)
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn nbdcopy_qemu_and_nbdkit_read_what_was_written() {
     let (written, read) = (udm.path("written"), udm.path("read"));
     std::fs::write(&written, &data).unwrap();
 
-    // Four connections with 64 requests each, which is what nbdcopy does by itself.
+    // Four connections with 64 requests each, which are nbdcopy's defaults.
     client("nbdcopy", &["--flush", text(&written), &uri]);
     assert!(std::fs::read(&origin).unwrap() == data);
     client("nbdcopy", &[&uri, text(&read)]);
@@ -92,7 +92,7 @@ fn nobody_gets_in_unencrypted_or_as_a_stranger() {
     let port = open(&udm, &pki, "");
 
     fails("nbdinfo", &[&format!("nbd://127.0.0.1:{port}")]);
-    assert_eq!(violations(&udm).0, 0, "to ask without TLS and leave is no violation");
+    assert_eq!(violations(&udm).0, 0, "a client may ask without TLS and disconnect");
     // Its certificate is of another authority, and so is the one it expects.
     fails("nbdinfo", &[&libnbd(&port, &other)]);
     // It expects the right one, and has none.
@@ -105,14 +105,14 @@ fn nobody_gets_in_unencrypted_or_as_a_stranger() {
     assert!(violations(&udm).1.starts_with("TLS: "), "{:?}", violations(&udm));
     client("nbdinfo", &[&libnbd(&port, &pki)]);
 
-    // Such a client may come where `clients=any` says so, encrypted still.
+    // With `clients=any`, such a client may connect, still encrypted.
     udm.ok(&["unexport", "vol", &format!("nbds://127.0.0.1:{port}")]);
     let port = open(&udm, &pki, "&clients=any");
     client("nbdinfo", &[&libnbd(&port, &bare)]);
     fails("nbdinfo", &[&format!("nbd://127.0.0.1:{port}")]);
 }
 
-/// A client that stops in the middle of TLS, or sends rubbish, holds nobody up.
+/// A client that stops in the middle of TLS, or sends garbage, does not delay others.
 #[test]
 fn clients_that_break_off_hold_nobody_up() {
     let udm = Udm::new();
@@ -149,7 +149,7 @@ fn what_is_wrong_with_certificates_is_said() {
 
     std::fs::copy(other.join("server-key.pem"), pki.join("server-key.pem")).unwrap();
     let said = refused();
-    assert!(said.contains("server-key.pem does not go with server-cert.pem"), "{said}");
+    assert!(said.contains("server-key.pem does not match server-cert.pem"), "{said}");
     std::fs::write(pki.join("server-key.pem"), "no key").unwrap();
     assert!(refused().contains("server-key.pem holds no private key"), "{}", refused());
     std::fs::remove_file(pki.join("server-key.pem")).unwrap();
@@ -160,10 +160,203 @@ fn what_is_wrong_with_certificates_is_said() {
     assert!(refused().contains("ca-cert.pem"), "{}", refused());
     std::fs::remove_dir_all(&pki).unwrap();
     assert!(refused().contains("No such file"), "{}", refused());
-    // Nothing was opened, and everybody on a network is not let in by mistake.
+    // No socket was opened: a mistake does not admit every client of a network.
     assert!(udm.json(&["info", "vol"])["exports"].as_array().unwrap().is_empty());
     let said = udm.refused(&["export", "vol", "nbd://0.0.0.0:0"]);
     assert!(said.contains("?insecure"), "{said}");
+}
+
+/// Runs openssl in `folder`; its input files are in `files`.
+fn openssl(folder: &Path, words: &str) {
+    let output = Command::new("openssl").args(words.split(' ')).current_dir(folder).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Signs `NAME-key.pem` again, by the folder's authority.
+fn sign(folder: &Path, name: &str, words: &str) {
+    let what = format!(
+        "req -x509 -key {name}-key.pem -subj /CN=udm -CA ca-cert.pem -CAkey ca-key.pem -addext \
+         basicConstraints=critical,CA:FALSE {words} -out {name}-cert.pem"
+    );
+    openssl(folder, &what);
+}
+
+const OF_SERVER: &str = "-addext extendedKeyUsage=serverAuth -addext subjectAltName=IP:127.0.0.1";
+
+#[test]
+fn each_fault_of_a_certificate_has_its_own_words() {
+    let udm = Udm::new();
+    udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
+    let original = certificates(&udm, "pki");
+    let folder = udm.path("try");
+    let uri = format!("nbds://127.0.0.1:0?tls={}", folder.display());
+    let begin = || {
+        let _ = std::fs::remove_dir_all(&folder);
+        client("cp", &["-r", text(&original), text(&folder)]);
+    };
+    let refused = |words: &str| {
+        let said = udm.refused(&["export", "vol", &uri]);
+        assert!(said.contains(words), "{said}");
+    };
+    begin();
+    std::fs::write(
+        folder.join("server-cert.pem"),
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END \
+        CERTIFICATE-----\n",
+    )
+    .unwrap();
+    refused("server-cert.pem does not parse");
+    begin();
+    expired(&folder);
+    refused("server-cert.pem expired ");
+    begin();
+    sign(&folder, "server", "-addext extendedKeyUsage=clientAuth");
+    refused("server-cert.pem is not a server's certificate");
+    begin();
+    std::fs::copy(folder.join("client-cert.pem"), folder.join("server-cert.pem")).unwrap();
+    std::fs::copy(folder.join("client-key.pem"), folder.join("server-key.pem")).unwrap();
+    refused("server-cert.pem is not a server's certificate");
+    begin();
+    std::fs::copy(folder.join("client-key.pem"), folder.join("server-key.pem")).unwrap();
+    refused("server-key.pem does not match server-cert.pem");
+    openssl(&folder, "genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-521 -out server-key.pem");
+    refused("server-key.pem is not a key that TLS can use here");
+    openssl(&folder, "genpkey -algorithm ED25519 -aes256 -pass pass:secret -out server-key.pem");
+    refused("server-key.pem is encrypted");
+    begin();
+    std::fs::write(
+        folder.join("ca-crl.pem"),
+        "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 \
+        CRL-----\n",
+    )
+    .unwrap();
+    refused("ca-crl.pem does not parse");
+    begin();
+    crl(&folder, "-crl_lastupdate 20200101000000Z -crl_nextupdate 20200201000000Z");
+    refused("ca-crl.pem is too old: a newer list of revoked certificates was due ");
+    crl(&folder, "-crldays 3");
+    udm.ok(&["export", "vol", &uri]);
+}
+
+/// The files that `openssl ca` needs for the authority.
+fn authority(folder: &Path) {
+    let conf = "[ca]\ndefault_ca=a\n[a]\ndatabase=index.txt\ndefault_md=sha256\n\
+                new_certs_dir=.\nserial=serial\npolicy=p\ncrlnumber=crlnumber\ncrl_extensions=e\n\
+                [e]\nauthorityKeyIdentifier=keyid\n[p]\ncommonName=supplied\n";
+    std::fs::write(folder.join("ca.conf"), conf).unwrap();
+    std::fs::write(folder.join("index.txt"), "").unwrap();
+    std::fs::write(folder.join("crlnumber"), "01\n").unwrap();
+    std::fs::write(folder.join("ext.conf"), "extendedKeyUsage=serverAuth\n").unwrap();
+}
+
+/// Writes the authority's list of revoked certificates, which is empty.
+fn crl(folder: &Path, words: &str) {
+    authority(folder);
+    let what = "ca -config ca.conf -gencrl -keyfile ca-key.pem -cert ca-cert.pem -out ca-crl.pem";
+    openssl(folder, &format!("{what} {words}"));
+}
+
+/// Signs the server's key with a period that has ended.
+fn expired(folder: &Path) {
+    authority(folder);
+    openssl(folder, "req -new -key server-key.pem -subj /CN=udm -out server.csr");
+    openssl(
+        folder,
+        "ca -config ca.conf -batch -notext -create_serial -keyfile ca-key.pem -cert ca-cert.pem \
+         -extfile ext.conf -startdate 20200101000000Z -enddate 20210101000000Z -in server.csr \
+         -out server-cert.pem",
+    );
+}
+
+/// GnuTLS writes a key's number without the zeroes that it begins with: the number 1, on P-256.
+#[test]
+fn a_key_whose_number_begins_with_zeroes_is_taken() {
+    let udm = Udm::new();
+    udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
+    let pki = certificates(&udm, "pki");
+    let point = "046B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C2964FE342E2FE1A7F9B\
+                 8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5";
+    let number = |number: &str| {
+        let conf = format!(
+            "asn1=SEQUENCE:key\n[key]\nversion=INTEGER:1\nnumber=FORMAT:HEX,OCTETSTRING:{number}\n\
+             curve=EXPLICIT:0,OID:prime256v1\npoint=EXPLICIT:1,FORMAT:HEX,BITSTRING:{point}\n"
+        );
+        std::fs::write(pki.join("key.conf"), conf).unwrap();
+        openssl(&pki, "asn1parse -genconf key.conf -noout -out key.der");
+        openssl(&pki, "base64 -in key.der -out key.b64");
+        let lines = std::fs::read_to_string(pki.join("key.b64")).unwrap();
+        let pem = format!("-----BEGIN EC PRIVATE KEY-----\n{lines}-----END EC PRIVATE KEY-----\n");
+        std::fs::write(pki.join("server-key.pem"), pem).unwrap();
+    };
+    number(&format!("{:064x}", 1));
+    sign(&pki, "server", OF_SERVER);
+    for written in ["01", &format!("{:066x}", 1), &format!("{:064x}", 1)] {
+        number(written);
+        let port = open(&udm, &pki, "");
+        client("nbdinfo", &[&libnbd(&port, &pki)]);
+        udm.ok(&["unexport", "vol", &format!("nbds://127.0.0.1:{port}")]);
+    }
+}
+
+#[test]
+fn new_certificates_are_taken_without_cutting_clients() {
+    let udm = Udm::new();
+    let pki = certificates(&udm, "pki");
+    let other = certificates(&udm, "other");
+    udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
+    let port = open(&udm, &pki, "");
+    let (old, new) = (udm.path("old"), udm.path("new"));
+    client("cp", &["-r", text(&pki), text(&old)]);
+    client("cp", &["-r", text(&other), text(&new)]);
+    // One that stays while all of this happens.
+    let credentials = format!("tls-creds-x509,id=t,dir={},endpoint=client", old.display());
+    let image = format!("driver=nbd,host=127.0.0.1,port={port},tls-creds=t");
+    let mut stays = Command::new("qemu-io")
+        .args(["-r", "--object", &credentials, "--image-opts", &image])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(stays.stdout.take().unwrap()).lines();
+    let mut reads = |stays: &mut Child| {
+        stays.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
+        lines.any(|line| line.unwrap().contains("read 512/512 bytes at offset 0"))
+    };
+    assert!(reads(&mut stays));
+    // In the middle of a change the files do not go together: those before them count.
+    let problem = || udm.json(&["info", "vol"])["exports"][0]["certificates_problem"].clone();
+    std::fs::copy(new.join("server-cert.pem"), pki.join("server-cert.pem")).unwrap();
+    client("nbdinfo", &[&libnbd(&port, &old)]);
+    let said = problem().as_str().unwrap().to_owned();
+    assert!(said.contains("server-key.pem does not match server-cert.pem"), "{said}");
+    for name in ["server-key.pem", "ca-cert.pem"] {
+        std::fs::copy(new.join(name), pki.join(name)).unwrap();
+    }
+    client("nbdinfo", &[&libnbd(&port, &new)]);
+    assert!(problem().is_null());
+    fails("nbdinfo", &[&libnbd(&port, &old)]);
+    assert!(reads(&mut stays), "it was cut off");
+    drop(stays.stdin.take());
+    assert!(stays.wait().unwrap().success());
+}
+
+#[test]
+fn a_private_key_that_others_may_read_has_a_note() {
+    let udm = Udm::new();
+    let pki = certificates(&udm, "pki");
+    let key = pki.join("server-key.pem");
+    let uri = format!("nbds://127.0.0.1:0?tls={}", pki.display());
+    let said = udm.run(&["create", "vol", "--table", "0 2048 zero", "--export", &uri]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    for mode in [0o640, 0o604] {
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+        let said = udm.run(&["export", "vol", &uri]);
+        let note = format!("has mode {mode:04o}: other users may read the private key");
+        assert!(said.code == 0 && said.err.contains(&note), "{said:?}");
+    }
+    let said = udm.run(&["create", "new", "--table", "0 2048 zero", "--export", &uri]);
+    assert!(said.code == 0 && said.err.contains("may read the private key"), "{said:?}");
 }
 
 #[test]
@@ -182,10 +375,10 @@ fn a_socket_has_the_mode_and_owner_asked_for() {
     udm.ok(&["unexport", "vol", &format!("nbd+unix://{}", open.display())]);
     assert!(!open.exists());
 
-    let uri = format!("nbd+unix://{}?owner=nobody-of-this-name", open.display());
+    let uri = format!("nbd+unix://{}?owner=no-user-of-this-name", open.display());
     let said = udm.refused(&["export", "vol", &uri]);
-    assert!(said.contains("nobody-of-this-name"), "{said}");
-    assert!(!open.exists(), "a refused door leaves no socket");
+    assert!(said.contains("no-user-of-this-name"), "{said}");
+    assert!(!open.exists(), "a refused export leaves no socket");
 }
 
 /// The user who runs the tests.
@@ -209,7 +402,7 @@ fn an_address_with_tls_has_one_export_and_the_folder_can_be_tried() {
         let refused = udm.refused(&["export", device, &second]);
         assert!(refused.contains("an address with TLS has one export"), "{refused}");
     }
-    // What a door would read, `doctor` reads.
+    // What an export would read, `doctor` reads.
     let said = || {
         let places = udm.json(&["doctor", text(&pki)])["places"].take();
         let checks = places[0]["checks"].as_array().unwrap().clone();

@@ -1,5 +1,5 @@
-//! `remove --drain --wipe`: the origin has everything, and the fast device is no cache any more.
-//! Never the other way round: what is not clean, or not this origin's, is not wiped.
+//! `remove --drain --wipe`: the origin has everything, and the fast device holds no cache any more.
+//! A cache that is not clean, or belongs to another origin, is not wiped.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -57,7 +57,7 @@ fn a_wiped_cache_leaves_a_bare_origin_and_a_device_for_anything() {
         assert!(std::fs::read(udm.path("origin.img")).unwrap()[..8 << 20] == data, "{table}");
         let outcome = udm.run(&["inspect", text(cache.path())]);
         assert_eq!(outcome.code, 1, "{outcome:?}");
-        // Nothing of it says whose it was: it is empty for the next format, also for another
+        // The fast device shows no owner: the next format sees an empty device, even for another
         // origin.
         udm.file("other.img", ORIGIN_BYTES);
         udm.ok(&["create", "vol", "--table", &table.replace("origin.img", "other.img")]);
@@ -68,7 +68,7 @@ fn a_wiped_cache_leaves_a_bare_origin_and_a_device_for_anything() {
     }
 }
 
-/// A server that says what it is given to say, in place of one whose devices are slow.
+/// A server with prepared answers, in place of one with slow devices.
 #[test]
 fn a_wipe_that_takes_long_is_shown() {
     let udm = Udm::new();
@@ -100,7 +100,7 @@ fn a_wipe_that_takes_long_is_shown() {
     assert!(lines[1].starts_with("drain vol: 4.0 KiB in "), "{outcome:?}");
     assert!(lines[2].starts_with("wipe vol:   0 %  0 B of 8.0 MiB"), "{outcome:?}");
     assert!(lines[3].starts_with("wipe vol: 8.0 MiB in "), "{outcome:?}");
-    assert!(outcome.out.contains("/dev/fast is no cache any more"), "{outcome:?}");
+    assert!(outcome.out.contains("the cache on /dev/fast is erased"), "{outcome:?}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn what_cannot_be_drained_is_not_wiped_and_not_removed() {
         assert!(line.contains("moved away"), "{line}");
         udm.ok(&["status", "vol"]);
         std::fs::rename(&away, &origin).unwrap();
-        // The cache is another one by its name, and stays as it is.
+        // The name belongs to another cache, which stays unchanged.
         let (here, there) = (cache.path().to_owned(), cache.path().with_extension("away"));
         std::fs::rename(&here, &there).unwrap();
         let mut image = vec![0; 1 << 20];
@@ -149,7 +149,7 @@ fn wishes_that_make_no_sense_are_refused() {
     assert_eq!(udm.run(&["remove", "vol", "--wipe"]).code, 2, "it wants --drain");
     assert_eq!(udm.run(&["remove", "vol", "--wipe", "--drain", "--force"]).code, 2);
     let line = udm.refused(&["remove", "vol", "--wipe", "--drain"]);
-    assert!(line.contains("no cache that could be wiped"), "{line}");
+    assert!(line.contains("no cache to wipe"), "{line}");
     udm.ok(&["remove", "vol"]);
     // A server that died may have left writes.
     for (_, table) in tables(&udm) {

@@ -1,4 +1,5 @@
-//! A writecache over real processes, in both modes: dirty data, where it goes, what is said.
+//! A writecache over real processes, in both modes: dirty data, write-back, and the messages about
+//! both.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -109,7 +110,7 @@ fn remove_keeps_dirty_data_and_drain_does_not() {
         bench.create();
         let data = pattern(7, 8 << 20);
         write_export(udm, &bench.uri, &data);
-        assert_eq!(bench.dirty_bytes(), 8 << 20, "nothing is written back yet");
+        assert_eq!(bench.dirty_bytes(), 8 << 20, "no data is written back yet");
         let said = udm.ok(&["remove", "vol"]);
         assert!(said.contains("of dirty data stay in the cache"), "{said}");
         bench.create();
@@ -228,7 +229,7 @@ fn start_sector_moves_the_cache() {
         udm.ok(&["remove", "vol"]);
         let mut front = vec![1; MIB as usize];
         bench.cache.as_file().read_exact_at(&mut front, 0).unwrap();
-        assert!(front.iter().all(|&byte| byte == 0), "what lies before is not touched");
+        assert!(front.iter().all(|&byte| byte == 0), "the bytes before the start are not touched");
         let report = udm.json(&["inspect", bench.cache(), "--start-sector", "2048"]);
         assert_eq!(report["dirty_bytes"], 4 << 20);
         udm.ok(&["recover", bench.cache(), text(&bench.origin), "--start-sector", "2048"]);

@@ -1,5 +1,5 @@
-//! What clients can learn of zeroes: where there are some without reading, and that writing them
-//! is fast where it is.
+//! Clients learn about zeroes: which ranges are zero without a read, and whether writing
+//! zeroes is fast.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -57,7 +57,7 @@ fn a_cache_tells_what_was_discarded_and_zeroed() {
     let folder = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
     cache.as_file().set_len(512 * MIB).unwrap();
-    // Without holes of its own: those are reported, too.
+    // Without holes of its own, which are reported as well.
     let origin = udm.path("origin.img");
     std::fs::write(&origin, pattern(32, 64 * MIB as usize)).unwrap();
     let table = format!("0 131072 pcache {} {}", text(cache.path()), text(&origin));
@@ -87,7 +87,7 @@ fn a_cache_tells_what_was_discarded_and_zeroed() {
     assert_eq!(map(&uri), zeroed);
     assert!(read_export(&udm, &uri)[..data.len()] == data[..]);
 
-    // What is written again is data; what only the dead server knew is not guessed.
+    // Rewritten ranges are data. The new server does not guess the dead server's other knowledge.
     let commands = ["-c", "write -P 7 3M 4k"];
     let words: Vec<&str> = commands.into_iter().chain(target.iter().map(String::as_str)).collect();
     client("qemu-io", &words);

@@ -19,7 +19,7 @@ pub struct Udm {
     folder: tempfile::TempDir,
 }
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -43,7 +43,7 @@ impl Udm {
         self.path("run")
     }
 
-    /// Names of what is in the runtime directory beside logs, which outlive their devices.
+    /// The names in the runtime directory, except those of logs, which outlive their devices.
     pub fn left(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.runtime()).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().into_string().unwrap());
@@ -63,7 +63,7 @@ impl Udm {
     }
 
     pub fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_udm"));
+        let mut command = Command::new(crate::PROGRAM);
         command.args(words);
         self.at_home(command)
     }
@@ -144,10 +144,12 @@ impl Drop for Udm {
 }
 
 impl Outcome {
-    /// The error, which is one line that begins with `udm: WHAT: `.
+    /// The error, which is one line that begins with `udm: WHAT: ` or `udm-bench: `.
     pub fn one_line(&self, what: &str) -> String {
         assert_eq!(self.err.lines().count(), 1, "{self:?}");
-        assert!(self.err.starts_with(&format!("udm: {what}: ")), "{self:?}");
+        let program = Path::new(crate::PROGRAM).file_name().unwrap().to_str().unwrap();
+        let command = if program == "udm" { format!(" {what}:") } else { String::new() };
+        assert!(self.err.starts_with(&format!("{program}:{command} ")), "{self:?}");
         assert_eq!(self.out, "", "{self:?}");
         self.err.trim_end().to_owned()
     }
@@ -158,8 +160,8 @@ pub fn signal(pid: u64, name: &str) {
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
 }
 
-/// Whether a process is gone, or a zombie that nobody waits for. Its files are open until its last
-/// thread has ended, which need not be the first one.
+/// Whether a process is gone, or is a zombie that its parent has not reaped. Its files are open
+/// until its last thread has ended, which need not be the first one.
 pub fn is_gone(pid: u64) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
@@ -170,7 +172,7 @@ pub fn is_gone(pid: u64) -> bool {
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(start.elapsed() < PATIENCE, "timeout before {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -233,7 +235,7 @@ pub fn text(path: &Path) -> &str {
 pub struct Loop(pub PathBuf);
 
 impl Loop {
-    /// Over `file`, with these words for losetup; `None` if this machine has no loop devices.
+    /// Attaches `file` with these arguments of losetup; `None` if this machine lacks loop devices.
     pub fn attach(file: &Path, words: &[&str]) -> Option<Loop> {
         let words = [&["--find", "--show"], words, &[text(file)]].concat();
         match Command::new("losetup").args(words).output() {

@@ -1,4 +1,4 @@
-//! `udm` commands of a world, each with a deadline, and the server's process.
+//! `udm` commands of a case, each with a deadline, and the server's process.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// How long a command may take, on a machine that does other things, too.
+/// How long a command may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -17,7 +17,7 @@ pub struct Outcome {
     pub err: String,
 }
 
-/// A command with its output in files, so that nobody has to read while it runs.
+/// A command with its output in files, so that it does not block while the test is busy.
 pub struct Running {
     child: Child,
     words: String,
@@ -25,10 +25,22 @@ pub struct Running {
     err: tempfile::NamedTempFile,
 }
 
-/// Starts a command of `udm` in the runtime directory `runtime`.
-pub fn start(udm: &Path, home: &Path, runtime: &Path, words: &[&str]) -> Running {
+/// Starts a command of `udm` in the runtime directory `runtime`; if `boot` is a file, that says
+/// which boot of the machine this is.
+pub fn start(
+    udm: &Path,
+    home: &Path,
+    runtime: &Path,
+    boot: Option<&Path>,
+    words: &[&str],
+) -> Running {
     let (out, err) = (temporary(home), temporary(home));
-    let child = Command::new(udm)
+    let mut command = Command::new(if boot.is_some() { Path::new("unshare") } else { udm });
+    if let Some(boot) = boot {
+        let hide = "mount --bind \"$1\" /proc/sys/kernel/random/boot_id && shift && exec \"$@\"";
+        command.args(["--mount", "sh", "-c", hide, "sh"]).args([boot, udm]);
+    }
+    let child = command
         .args(words)
         .env("UDM_RUNTIME_DIR", runtime)
         .env("UDM_STATE_DIR", home.join("state"))
@@ -89,8 +101,8 @@ pub fn stop_server(pid: u64, is_stopped: bool) {
     kill_process(process(pid), signal).unwrap();
 }
 
-/// Whether a process is there, and not a zombie that nobody waits for. A process's files are open
-/// until its last thread has ended, which need not be the first one.
+/// Whether a process exists and is not a zombie. A process's files are open until its last thread
+/// has ended, which need not be the first one.
 pub fn is_alive(pid: u64) -> bool {
     if test_kill_process(process(pid)).is_err() {
         return false;
@@ -110,7 +122,7 @@ pub fn wait_for_end(pid: u64) {
     }
 }
 
-/// What a process's threads do, for the report of a failure.
+/// The current work of a process's threads, for the report of a failure.
 pub fn threads_of(pid: u64) -> String {
     let mut text = String::new();
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return text };

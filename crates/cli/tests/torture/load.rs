@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, ErrorKind};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,7 +26,7 @@ pub struct Asked {
     pub count: u64,
     /// What its sectors hold then, if it changes any.
     pub value: Option<u64>,
-    /// It may leave a sector as it is.
+    /// It may leave a sector unchanged.
     pub is_weak: bool,
 }
 
@@ -60,13 +62,15 @@ pub struct Load {
     pub trims_to_zero: bool,
     /// Requests may fail: something was taken away.
     pub may_fail: AtomicBool,
-    /// Nothing touches the last sector of a line: a write up to the end of a file that is being cut
-    /// would hide the cut, a gap that is known (`disk/recent.rs`).
+    /// No request touches the last sector of a line: a write up to the end of a file that is being
+    /// cut would hide the cut, which is a known gap (`disk/recent.rs`).
     pub spares_ends: AtomicBool,
     /// The file that is being cut, and how long it was. Write-back and a cache's own slots may
     /// reach its end: a read while it is as long as it was is not judged.
     pub cut: Mutex<Option<(PathBuf, u64)>>,
     pub is_over: AtomicBool,
+    /// The clients' sockets.
+    pub sockets: Mutex<Vec<UnixStream>>,
     pub answered: AtomicU64,
     /// Requests that were in flight when the server ended.
     pub in_flight: AtomicU64,
@@ -81,6 +85,7 @@ impl Load {
         let mut cookie = connection << 32;
         while !self.is_over.load(Ordering::SeqCst) {
             let Ok(nbd) = Nbd::connect(&self.socket, self.sectors * SECTOR as u64) else { return };
+            self.sockets.lock().unwrap().push(nbd.socket());
             let patience = if random.one_in(3) { random.below(3000) } else { u64::MAX };
             let mut open = Open::new();
             let ended = self.talk(nbd, &mut random, connection, &mut cookie, &mut open, patience);
@@ -92,6 +97,15 @@ impl Load {
                 assert!(error.kind() != ErrorKind::WouldBlock, "no reply: {}", listed(&open));
                 return;
             }
+        }
+    }
+
+    /// All clients disconnect, even while they wait. A full cache whose device is dead holds
+    /// writers for a minute.
+    pub fn hang_up(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        for socket in self.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
@@ -123,7 +137,7 @@ impl Load {
             if sent > patience && result.is_ok() {
                 return Ok(()); // hangs up
             }
-            // What was answered before the end is read to the end.
+            // Replies sent before the server's end are read to the end.
             let batch = if self.is_batched { open.len() } else { 1 };
             for _ in 0..batch.min(open.len()) {
                 self.hear(&mut nbd, open)?;

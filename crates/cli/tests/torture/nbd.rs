@@ -1,11 +1,11 @@
-//! An NBD client: what it sends, and what it hears.
+//! An NBD client: its requests and the replies.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a reply may take, on a machine that does other things, too.
+/// How long a reply may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// NBD's commands.
@@ -21,7 +21,7 @@ pub enum Command {
 /// A connection to an export, after its handshake.
 pub struct Nbd {
     stream: UnixStream,
-    /// What is not sent yet.
+    /// The bytes that are not sent yet.
     unsent: Vec<u8>,
 }
 
@@ -41,6 +41,11 @@ impl Nbd {
         stream.read_exact(&mut export)?;
         assert_eq!(u64::from_be_bytes(export[..8].try_into().unwrap()), bytes, "the size");
         Ok(Nbd { stream, unsent: Vec::new() })
+    }
+
+    /// The socket, by which another thread can end this connection.
+    pub fn socket(&self) -> UnixStream {
+        self.stream.try_clone().unwrap()
     }
 
     /// Prepares a request; `send` sends it.
@@ -77,7 +82,7 @@ impl Nbd {
     }
 }
 
-/// A request, as it stands on the wire.
+/// A request in its form on the wire.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     pub command: Command,

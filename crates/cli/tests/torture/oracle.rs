@@ -1,23 +1,23 @@
-//! What may be read, sector by sector.
+//! The values that each sector may show.
 //!
-//! Each write has a value of its own (zeroes have the value 0), a stamp of when it was asked for
-//! and, once answered, a stamp of its end. A write is *superseded* by one that was answered and was
-//! asked for after its end. What is not superseded may be read; a request that was not answered, or
-//! answered with an error, may show or not, and supersedes nothing.
+//! Each write has its own value (zeroes have the value 0), a stamp of its request and, once
+//! answered, a stamp of its end. An answered write *supersedes* another one if it was requested
+//! after the other's end. A write that is not superseded may be read. A write without an answer, or
+//! with an error, may be visible or not, and supersedes no other write.
 //!
-//! When a server has died with all that its memory held, only what was durable supersedes: FUA
-//! writes, and what was answered before a flush was asked for that was answered, too.
+//! When a server has died with all its memory, only durable writes supersede: FUA writes, and
+//! writes answered before the request of a flush that was answered.
 //!
-//! A read beside a write that is under way may show a sector of both, where the kernel copies the
-//! data: it locks neither tmpfs nor ext4 against readers. A program that reads and writes a page of
-//! such a file at the same time sees that in up to 1 of 100 reads. At rest every sector is whole.
+//! A read during a write may show a sector of both where the kernel copies the data: the kernel
+//! locks neither tmpfs nor ext4 against readers. In up to 1 of 100 reads, a program sees this if it
+//! reads and writes a page of such a file at the same time. At rest, every sector is whole.
 //!
-//! What a new server shows is the truth from then on, so each sector is judged as if it had been
-//! written and answered at that moment.
+//! The sectors that a new server shows are the truth from then on. So each sector is judged as if
+//! it had been written and answered at that moment.
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::load::Asked;
@@ -35,7 +35,7 @@ const EVENTS_SHOWN: usize = 80;
 /// An end that has not come.
 const NEVER: u64 = u64::MAX;
 
-/// What a sector holds in its version `value`; 0 is a sector of zeroes.
+/// The content of a sector in its version `value`; 0 is a sector of zeroes.
 pub fn fill(number: u64, value: u64, sector: &mut [u8]) {
     for pair in sector.chunks_exact_mut(16) {
         pair[..8].copy_from_slice(&(if value == 0 { 0 } else { number }).to_le_bytes());
@@ -59,21 +59,33 @@ struct Write {
     /// Answered without an error, so that it supersedes.
     is_sure: bool,
     is_fua: bool,
+    /// Flushes failed when it was not durable: it may never become so.
+    is_doubted: bool,
 }
 
-/// What a server's death took with it.
+impl Write {
+    fn asked(value: u64, begin: u64) -> Write {
+        Write { value, begin, end: NEVER, is_sure: false, is_fua: false, is_doubted: false }
+    }
+}
+
+/// How much was lost when a server died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// The process only.
     Process,
     /// And the memory that would have outlived it.
     Memory,
+    /// A device failed, and the next server reports that the data that was not durable is lost.
+    Told,
+    /// The power failed after an orderly end: only data of failed flushes may be lost.
+    Power,
 }
 
 #[derive(Default)]
 struct Unit {
     sectors: Vec<Vec<Write>>,
-    /// Reads that are on their way: what they may show is not forgotten.
+    /// Reads in flight: the values that they may show are kept.
     reads: u64,
 }
 
@@ -83,12 +95,14 @@ enum Event {
     Answered { begin: u64, first: u64, count: u64, error: u32 },
 }
 
-/// Everything that is known about a device's sectors.
+/// The oracle's knowledge of a device's sectors.
 pub struct Oracle {
     clock: AtomicU64,
     values: AtomicU64,
-    /// What was answered before this is durable.
+    /// Writes answered before this are durable.
     durable: AtomicU64,
+    /// Flushes may fail: no answer makes a write durable.
+    is_doubting: AtomicBool,
     /// Sectors that the kernel copies to and from their files.
     by_calls: Vec<Range<u64>>,
     /// Sectors of several values that reads have shown there.
@@ -100,7 +114,7 @@ pub struct Oracle {
 impl Oracle {
     /// A device of zeroes. `by_calls`: the sectors that the kernel copies to and from their files.
     pub fn new(sectors: u64, by_calls: Vec<Range<u64>>) -> Oracle {
-        let zero = Write { value: 0, begin: 0, end: 0, is_sure: true, is_fua: true };
+        let zero = Write { begin: 0, end: 0, is_sure: true, is_fua: true, ..Write::asked(0, 0) };
         let unit = |nth: u64| {
             let count = UNIT_SECTORS.min(sectors - nth * UNIT_SECTORS) as usize;
             Mutex::new(Unit { sectors: vec![vec![zero.clone()]; count], reads: 0 })
@@ -109,6 +123,7 @@ impl Oracle {
             clock: AtomicU64::new(1),
             values: AtomicU64::new(1),
             durable: AtomicU64::new(0),
+            is_doubting: AtomicBool::new(false),
             by_calls,
             mixed: AtomicU64::new(0),
             units: (0..sectors.div_ceil(UNIT_SECTORS)).map(unit).collect(),
@@ -125,7 +140,7 @@ impl Oracle {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A value that nobody has written yet.
+    /// A value that no write has had yet.
     pub fn value(&self) -> u64 {
         self.values.fetch_add(1, Ordering::SeqCst)
     }
@@ -142,8 +157,8 @@ impl Oracle {
         events.push_back(event);
     }
 
-    /// Calls `act` with each sector's list and the unit's count of reads.
-    fn each(&self, first: u64, count: u64, mut act: impl FnMut(u64, &mut Vec<Write>, u64)) {
+    /// Calls `action` with each sector's list and the unit's count of reads.
+    fn each(&self, first: u64, count: u64, mut action: impl FnMut(u64, &mut Vec<Write>, u64)) {
         let mut number = first;
         while number < first + count {
             let unit = number / UNIT_SECTORS;
@@ -151,7 +166,7 @@ impl Oracle {
             let mut unit = self.units[unit as usize].lock().unwrap();
             let reads = unit.reads;
             while number < end {
-                act(number, &mut unit.sectors[(number % UNIT_SECTORS) as usize], reads);
+                action(number, &mut unit.sectors[(number % UNIT_SECTORS) as usize], reads);
                 number += 1;
             }
         }
@@ -173,7 +188,7 @@ impl Oracle {
         let begin = self.now();
         self.remember(Event::Asked { connection, asked: *asked, begin });
         if let Some(value) = asked.value {
-            let write = Write { value, begin, end: NEVER, is_sure: false, is_fua: false };
+            let write = Write::asked(value, begin);
             self.each(asked.first, asked.count, |_, writes, _| writes.push(write.clone()));
         }
         begin
@@ -184,7 +199,8 @@ impl Oracle {
         let end = self.now();
         let (first, count) = (asked.first, asked.count);
         self.remember(Event::Answered { begin, first, count, error });
-        if asked.is_flush() && error == 0 {
+        let is_doubting = self.is_doubting.load(Ordering::SeqCst);
+        if asked.is_flush() && error == 0 && !is_doubting {
             self.durable.fetch_max(begin, Ordering::SeqCst);
         }
         if asked.value.is_none() {
@@ -195,14 +211,14 @@ impl Oracle {
             let write = writes.iter_mut().find(|write| write.begin == begin).unwrap();
             write.end = end;
             write.is_sure = error == 0 && !asked.is_weak;
-            write.is_fua = asked.is_fua;
+            write.is_fua = asked.is_fua && !is_doubting;
             if reads == 0 {
                 forget(writes, durable);
             }
         });
     }
 
-    /// A read was answered: `bytes` are what it showed, or nothing if it failed.
+    /// A read was answered with `bytes`, or with `None` if it failed.
     pub fn was_read(&self, asked: &Asked, begin: u64, bytes: Option<&[u8]>) {
         let (first, count) = (asked.first, asked.count);
         self.remember(Event::Answered { begin, first, count, error: u32::from(bytes.is_none()) });
@@ -253,27 +269,103 @@ impl Oracle {
             let found = value_of(number, sector);
             let supersedes = |write: &Write| match loss {
                 Loss::Process => write.is_sure,
-                Loss::Memory => is_durable(write, durable),
+                Loss::Memory | Loss::Told => is_durable(write, durable),
+                Loss::Power => write.is_sure && !write.is_doubted,
             };
             if !may_show(writes, found, supersedes) {
                 self.fail(number, found, sector, writes, what);
             }
             let begin = self.now();
-            let (is_fua, value) = (loss == Loss::Memory, found.unwrap());
-            if is_fua || writes.len() > 1 {
+            // After a power cut, that is the durable content.
+            let is_fua = matches!(loss, Loss::Memory | Loss::Power);
+            let value = found.unwrap();
+            if loss != Loss::Process || writes.len() > 1 {
                 let end = self.now();
-                writes.push(Write { value, begin, end, is_sure: true, is_fua });
+                let was_doubted =
+                    writes.iter().any(|write| write.value == value && write.is_doubted);
+                let is_doubted = was_doubted && !is_fua;
+                let is_sure = true;
+                writes.push(Write { value, begin, end, is_sure, is_fua, is_doubted });
                 forget(writes, durable);
             }
         });
     }
 
+    /// From now on flushes may fail, and lose what is not durable.
+    pub fn doubt(&self) {
+        self.is_doubting.store(true, Ordering::SeqCst);
+    }
+
+    /// Flushes do not fail any more. Writes that are not durable yet may never become durable. Only
+    /// a failed flush reports that, and each client gets it at a different time.
+    pub fn end_doubt(&self) {
+        let durable = self.durable.load(Ordering::SeqCst);
+        for unit in &self.units {
+            let mut unit = unit.lock().unwrap();
+            for write in unit.sectors.iter_mut().flatten() {
+                write.is_doubted |= !is_durable(write, durable);
+            }
+        }
+        self.is_doubting.store(false, Ordering::SeqCst);
+    }
+
+    /// Something that may be read from now on is not forgotten until `unpin`; the moment.
+    pub fn pin(&self) -> u64 {
+        self.units.iter().for_each(|unit| unit.lock().unwrap().reads += 1);
+        self.now()
+    }
+
+    pub fn unpin(&self) {
+        self.units.iter().for_each(|unit| unit.lock().unwrap().reads -= 1);
+    }
+
+    /// Whether a sector shows what was answered before the moment `begin`, or anything newer.
+    pub fn is_as_new(&self, number: u64, sector: &[u8], begin: u64) -> bool {
+        let found = value_of(number, sector);
+        let mut is_right = false;
+        self.each(number, 1, |_, writes, _| {
+            let supersedes =
+                |write: &Write| write.is_sure && !write.is_doubted && write.end < begin;
+            is_right = may_show(writes, found, supersedes);
+        });
+        is_right
+    }
+
+    /// A sector is wrong.
+    pub fn accuse(&self, number: u64, sector: &[u8], what: &str) {
+        let found = value_of(number, sector);
+        self.each(number, 1, |_, writes, _| self.fail(number, found, sector, writes, what));
+    }
+
+    /// A sector that is older than it was, which is known, or lost: any of its versions is right.
+    pub fn accept(&self, number: u64, sector: &[u8], what: &str) {
+        let found = value_of(number, sector);
+        self.each(number, 1, |_, writes, _| {
+            let Some(value) = found else { self.fail(number, found, sector, writes, what) };
+            let (begin, end) = (self.now(), self.now());
+            *writes =
+                vec![Write { end, is_sure: true, is_fua: true, ..Write::asked(value, begin) }];
+        });
+    }
+
+    /// Another program writes a sector of an origin; its cache may have something else for it.
+    pub fn changed(&self, number: u64, value: u64, is_sure: bool) {
+        self.each(number, 1, |_, writes, _| {
+            let (begin, end) = (self.now(), self.now());
+            writes.push(Write { end, is_sure, is_fua: true, ..Write::asked(value, begin) });
+        });
+    }
+
+    pub fn is_doubtful(&self) -> bool {
+        self.is_doubting.load(Ordering::SeqCst)
+    }
+
     /// Says what was lost, with the history of that sector.
     fn fail(&self, number: u64, found: Option<u64>, bytes: &[u8], list: &[Write], what: &str) -> ! {
         println!("sector {number} shows {found:?} ({what}), which it may not: {:?}", &bytes[..32]);
-        println!("values are numbers of writes, 0 is zeroes; what is known about the sector:");
+        println!("values are numbers of writes, 0 is zeroes; the sector's writes:");
         list.iter().for_each(|write| println!("    {write:?}"));
-        println!("durable is what was answered before {}", self.durable.load(Ordering::SeqCst));
+        println!("durable: answered before {}", self.durable.load(Ordering::SeqCst));
         let events = self.events.lock().unwrap();
         let shown: Vec<&Event> = events.iter().filter(|event| event.is_about(number)).collect();
         println!("its last {} events:", EVENTS_SHOWN.min(shown.len()));
@@ -316,7 +408,7 @@ impl Event {
 
 /// Whether the write survives a server's death with its memory.
 fn is_durable(write: &Write, durable: u64) -> bool {
-    write.is_sure && (write.is_fua || write.end < durable)
+    write.is_sure && !write.is_doubted && (write.is_fua || write.end < durable)
 }
 
 /// The writes that none of those that supersede has superseded.
@@ -334,7 +426,7 @@ fn may_show(writes: &[Write], found: Option<u64>, supersedes: impl Fn(&Write) ->
 }
 
 /// Whether a read that began then may show a sector of several values: each part is of a value that
-/// may be read, and one of the parts is of a write that was under way beside the read.
+/// may be read, and one of the parts is of a write that was in flight during the read.
 fn may_mix(
     writes: &[Write],
     number: u64,
@@ -362,9 +454,9 @@ fn forget(writes: &mut Vec<Write>, durable: u64) {
     writes.retain(|write| write.end >= latest);
 }
 
-/// A read beside a write may show parts of both, where the kernel copies, and of nothing else.
+/// A read during a write may show parts of both, where the kernel copies, and no other data.
 pub fn check_itself() {
-    let done = |value, begin, end| Write { value, begin, end, is_sure: true, is_fua: false };
+    let done = |value, begin, end| Write { end, is_sure: true, ..Write::asked(value, begin) };
     let (mut old, mut new, mut foreign) = ([0; SECTOR], [0; SECTOR], [0; SECTOR]);
     fill(5, 1, &mut old);
     fill(5, 2, &mut new);
@@ -379,7 +471,7 @@ pub fn check_itself() {
     };
     let beside = [done(1, 1, 2), done(2, 3, NEVER)];
     assert!(may(&beside, &mix(&old, &new), 4) && may(&beside, &mix(&new, &old), 4));
-    assert!(!may(&beside, &mix(&old, &foreign), 4), "nobody wrote that");
+    assert!(!may(&beside, &mix(&old, &foreign), 4), "no client wrote that");
     // The write was answered before the read was asked for.
     let before = [done(1, 1, 2), done(2, 3, 4)];
     assert!(!may(&before, &mix(&old, &new), 5));

@@ -1,23 +1,23 @@
 //! What people do to files between two servers, and beside one.
 //!
-//! Whatever was done, a server that starts is right about every sector, or it is refused. Where it
-//! is refused, the act is undone, and what is as it was must be taken up.
+//! After each action, a new server is right about every sector, or the attach is refused. If it is
+//! refused, the action is undone, and the attach must succeed.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::case::Target;
 use crate::commands;
+use crate::fixture::Fixture;
 use crate::load::Load;
-use crate::oracle::Loss;
-use crate::scene::Target;
-use crate::world::World;
+use crate::oracle::{Loss, SECTOR, fill};
 
-/// What is done.
+/// An action on the files.
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Action {
     /// A cache gets another name.
     MovedCache,
     /// A copy of a cache is used in its place.
@@ -38,50 +38,81 @@ enum Act {
     LostMemory,
     /// A server that only reads comes in between.
     ReadOnly,
+    /// The cache is to be formatted.
+    ForcedFormat,
+    /// Its cache is to be given up, though it can be read.
+    Detached,
+    /// Everything is written back without a server.
+    Recovered,
 }
 
-const ACTS: [Act; 10] = [
-    Act::MovedCache,
-    Act::CopiedCache,
-    Act::Elsewhere,
-    Act::CutCache,
-    Act::CutOrigin,
-    Act::SecondServer,
-    Act::RolledBack,
-    Act::ReplacedOrigin,
-    Act::LostMemory,
-    Act::ReadOnly,
+/// Actions on a device whose disks fail: such disks are not files that can be moved.
+const ACTS_ON_DISKS: [Action; 5] = [
+    Action::Elsewhere,
+    Action::ReadOnly,
+    Action::ForcedFormat,
+    Action::Detached,
+    Action::Recovered,
 ];
 
-impl World {
-    /// Does something to the files of a server that is gone; whether a new one serves and was
-    /// judged. What it had acknowledged may be in shared memory only.
+const ACTS: [Action; 13] = [
+    Action::MovedCache,
+    Action::CopiedCache,
+    Action::Elsewhere,
+    Action::CutCache,
+    Action::CutOrigin,
+    Action::SecondServer,
+    Action::RolledBack,
+    Action::ReplacedOrigin,
+    Action::LostMemory,
+    Action::ReadOnly,
+    Action::ForcedFormat,
+    Action::Detached,
+    Action::Recovered,
+];
+
+/// Places of an origin that another program writes to, at most, and sectors of each.
+const PLACES_MAX: u64 = 8;
+const PLACE_MAX: u64 = 64;
+
+impl Fixture {
+    /// Does an action on the files of a dead server. Returns whether a new server serves and was
+    /// judged. Acknowledged data may be in shared memory only.
     pub fn people(&mut self) -> bool {
         if self.random.one_in(2) {
             return false;
         }
-        let act = ACTS[self.random.below(ACTS.len() as u64) as usize];
+        let actions = if self.disks.is_some() { &ACTS_ON_DISKS[..] } else { &ACTS };
+        let action = actions[self.random.below(actions.len() as u64) as usize];
         let nth = self.random.below(self.caches.len() as u64) as usize;
         let Some(cache) = self.caches[nth].clone() else { return false };
-        self.oracle.note(format!("people: {act:?}, line {nth}"));
-        self.tally.acts += 1;
-        match act {
-            Act::MovedCache => self.move_cache(nth, &cache),
-            Act::CopiedCache => self.copy_cache(nth, &cache),
-            Act::Elsewhere => self.go_elsewhere(),
-            Act::CutCache => self.cut(&cache),
-            Act::CutOrigin => self.cut(&self.origins[nth].clone()),
-            Act::SecondServer => self.second_server(),
-            Act::RolledBack => self.roll_back(&cache),
-            Act::ReplacedOrigin => self.replace_origin(nth, &cache),
-            Act::LostMemory => self.lose_memory(),
-            Act::ReadOnly => self.read_only(false),
+        self.oracle.note(format!("people: {action:?}, line {nth}"));
+        self.was_touched = matches!(action, Action::CutOrigin | Action::ReplacedOrigin);
+        self.tally.actions += 1;
+        match action {
+            Action::MovedCache => self.move_cache(nth, &cache),
+            Action::CopiedCache => self.copy_cache(nth, &cache),
+            Action::Elsewhere => self.go_elsewhere(),
+            Action::CutCache => self.cut(&cache),
+            Action::CutOrigin => self.cut(&self.origins[nth].clone()),
+            Action::SecondServer => self.second_server(),
+            Action::RolledBack => self.roll_back(&cache),
+            Action::ReplacedOrigin => self.replace_origin(nth, &cache),
+            Action::LostMemory => self.lose_memory(),
+            Action::ReadOnly => self.read_only(false),
+            Action::ForcedFormat => self.attempt_with(&["--force-format"]),
+            Action::Detached => self.detach(),
+            Action::Recovered => self.recover(),
         }
     }
 
     /// Whether a server takes up what there is; if so, it must be right.
     fn attempt(&mut self) -> bool {
-        match self.try_create(&[]) {
+        self.attempt_with(&[])
+    }
+
+    fn attempt_with(&mut self, words: &[&str]) -> bool {
+        match self.try_create(words) {
             Ok(()) => {
                 self.judge(Loss::Process, false, "after what people did");
                 true
@@ -140,8 +171,7 @@ impl World {
         opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
         if self.try_create(&[]).is_ok() {
             // Half of such a cache is a smaller one, if no dirty block was in the other half.
-            let is_cache =
-                |nth: usize| matches!(self.scene.lines[nth].target, Target::Cache { .. });
+            let is_cache = |nth: usize| matches!(self.case.lines[nth].target, Target::Cache { .. });
             let nth = self.caches.iter().position(|cache| cache.as_deref() == Some(file));
             assert!(nth.is_some_and(is_cache), "a file that was cut to its half is taken up");
             self.judge(Loss::Process, false, "with half of the cache device");
@@ -152,7 +182,7 @@ impl World {
         }
         self.tally.refused += 1;
         if self.caches.iter().flatten().any(|cache| cache == file) {
-            // What is left can be read, if it is known what that is.
+            // The remaining data can be read if its state is known.
             self.read_only(true);
         }
         copy(&whole, file);
@@ -210,7 +240,7 @@ impl World {
         let found = self.udm(&["inspect", "--json", described.to_str().unwrap()]);
         let found: serde_json::Value = serde_json::from_str(&found.out).unwrap();
         let is_dirty = found["dirty_bytes"].as_u64() != Some(0);
-        let target = &self.scene.lines[nth].target;
+        let target = &self.case.lines[nth].target;
         // A cache is bound by the first commit of its metadata, so before it has any block.
         let is_bound = match target {
             Target::Pcache { .. } => true,
@@ -219,7 +249,7 @@ impl World {
         };
         let aside = beside(&origin, "aside");
         std::fs::rename(&origin, &aside).unwrap();
-        File::create(&origin).unwrap().set_len(self.scene.lines[nth].bytes).unwrap();
+        File::create(&origin).unwrap().set_len(self.case.lines[nth].bytes).unwrap();
         match self.try_create(&[]) {
             Ok(()) => {
                 assert!(!is_bound && !is_dirty, "another origin is taken: {found}");
@@ -235,8 +265,8 @@ impl World {
         false
     }
 
-    /// Without the memory that a dead server left, nothing is taken up, or nothing was in it; and
-    /// if the loss is accepted, what was durable is there.
+    /// Without the memory of a dead server, the attach is refused, unless the memory held no dirty
+    /// data. If the user accepts the loss, the durable data is there.
     fn lose_memory(&mut self) -> bool {
         for entry in std::fs::read_dir(&self.runtime).unwrap().flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.ends_with(".shm")) {
@@ -253,19 +283,125 @@ impl World {
         true
     }
 
-    /// A server that may not write shows what the next one will. Of a cache that was cut, that
-    /// `is_partial`, it shows what is left, or is refused.
+    /// A readable cache is detached only if its origin has all of its data.
+    fn detach(&mut self) -> bool {
+        let outcome = self.udm(&["detach", "vol", "--accept-loss"]);
+        self.oracle.note(format!("detach: {} {}", outcome.code, outcome.err.trim()));
+        assert!(outcome.code == 0 || outcome.code == 1, "{outcome:?}");
+        self.tally.refused += u64::from(outcome.code == 1);
+        self.attempt()
+    }
+
+    /// Without a server, everything can be written back: then the origins alone hold it.
+    fn recover(&mut self) -> bool {
+        // A known gap: of a dead device with several caches, what `create` knows of them is not
+        // brought up to date when one of them is recovered, and it refuses the device after that.
+        if self.caches.iter().flatten().count() > 1 {
+            return false;
+        }
+        for nth in 0..self.origins.len() {
+            let Some(cache) = &self.caches[nth] else { continue };
+            let places = self.metas[nth].iter().chain([cache, &self.origins[nth]]);
+            let places: Vec<String> = places.map(|path| path.display().to_string()).collect();
+            let words: Vec<&str> = places.iter().map(String::as_str).collect();
+            self.ok(&[&["recover"], &words[..]].concat());
+        }
+        self.oracle.note("recovered".into());
+        self.compare_origins(Loss::Process);
+        self.attempt()
+    }
+
+    /// Another program writes to an origin whose cache ended in order. The cache's clean data is
+    /// not used any more. Its dirty data is written over the origin's new data only if the user
+    /// asks for that. From then on, the origin does not change by itself.
+    pub fn change_origin(&mut self) {
+        let nth = self.random.below(self.origins.len() as u64) as usize;
+        let described = self.metas[nth].clone().or_else(|| self.caches[nth].clone());
+        let is_dirty = described.is_some_and(|path| {
+            let found = self.ok(&["inspect", "--json", path.to_str().unwrap()]);
+            let found: serde_json::Value = serde_json::from_str(&found.out).unwrap();
+            found["dirty_bytes"].as_u64() != Some(0)
+        });
+        self.oracle.note(format!("origin {nth} is changed, its cache is dirty: {is_dirty}"));
+        self.tally.actions += 1;
+        for _ in 0..1 + self.random.below(PLACES_MAX) {
+            self.change_place(nth, !is_dirty);
+        }
+        if is_dirty {
+            let refused = self.try_create(&[]).expect_err("an origin was changed");
+            assert!(refused.contains("was changed since its cache ended"), "{refused}");
+            self.tally.refused += 1;
+            self.words = " rebind true";
+        } else if self.random.one_in(3) {
+            self.read_only(false);
+        }
+        self.create();
+        self.judge(Loss::Process, false, "after an origin was changed");
+        if self.random.one_in(2) {
+            self.killed_under_load();
+            self.create();
+            self.judge(Loss::Process, false, "after an origin was changed, and a kill");
+        }
+        if is_dirty {
+            self.drain_and_compare();
+            self.words = "";
+            self.create();
+            self.judge(Loss::Process, false, "after an origin was changed, and a drain");
+        }
+    }
+
+    /// Takes up the files after what people did. An origin that was moved away and back, or written
+    /// again with the same bytes, counts as changed; then dirty data is written over it, if asked.
+    pub fn create_after_people(&mut self) {
+        let Err(refused) = self.try_create(&[]) else {
+            return self.judge(Loss::Process, false, "after a server's end");
+        };
+        let is_changed = refused.contains("was changed since its cache ended");
+        assert!(is_changed && self.was_touched, "an intact cache must be opened: {refused}");
+        self.words = " rebind true";
+        self.create();
+        self.judge(Loss::Process, false, "with an origin that was touched");
+        self.drain_and_compare();
+        self.words = "";
+        self.create();
+        self.judge(Loss::Process, false, "after an origin was touched, and a drain");
+    }
+
+    /// Some sectors of an origin get values of their own.
+    fn change_place(&mut self, nth: usize, is_sure: bool) {
+        let (line, start) = (&self.case.lines[nth], self.start_of(nth));
+        let sectors = line.bytes / SECTOR as u64;
+        let first = self.random.below(sectors);
+        let count = (1 + self.random.below(PLACE_MAX)).min(sectors - first);
+        let value = self.oracle.value();
+        let mut bytes = vec![0; count as usize * SECTOR];
+        for (number, sector) in (start + first..).zip(bytes.chunks_exact_mut(SECTOR)) {
+            fill(number, value, sector);
+            self.oracle.changed(number, value, is_sure);
+        }
+        let at = first * SECTOR as u64;
+        match &self.disks {
+            Some(disks) => disks.change(&format!("origin{nth}"), at, &bytes),
+            None => {
+                let file = OpenOptions::new().write(true).open(&self.origins[nth]).unwrap();
+                file.write_all_at(&bytes, at).unwrap();
+            }
+        }
+    }
+
+    /// A read-only server shows the same data as the next writable one. A cache that was cut
+    /// (`is_partial`) shows its remaining data, or is refused.
     fn read_only(&mut self, is_partial: bool) -> bool {
         self.is_read_only = true;
         let made = self.try_create(&[]);
         self.is_read_only = false;
         if let Err(error) = made {
-            assert!(is_partial, "what is whole can be read: {error}");
+            assert!(is_partial, "an intact cache can be read: {error}");
             self.tally.refused += 1;
             return false;
         }
         self.judge(Loss::Process, is_partial, "by a server that only reads");
-        assert_ne!(self.refused_write(), 0, "a write to what is read only");
+        assert_ne!(self.refused_write(), 0, "a write to a read-only device");
         if self.random.one_in(2) {
             self.kill();
         } else {
@@ -276,7 +412,7 @@ impl World {
         false
     }
 
-    /// While a server has the files, nobody else gets them, whatever they are called.
+    /// While a server has the files open, a second server is refused, by any name of the files.
     fn second_server(&mut self) -> bool {
         self.create();
         let (runtime, caches) = (self.runtime.clone(), self.caches.clone());
@@ -294,7 +430,7 @@ impl World {
         self.tally.refused += 1;
         self.caches.iter().flatten().for_each(|linked| std::fs::remove_file(linked).unwrap());
         (self.runtime, self.caches) = (runtime, caches);
-        self.judge(Loss::Process, false, "beside a second server that was refused");
+        self.judge(Loss::Process, false, "next to a second server that was refused");
         true
     }
 }
@@ -308,8 +444,9 @@ fn beside(path: &Path, word: &str) -> PathBuf {
     }
 }
 
-/// Copies a file with its holes; one that is there keeps its place.
+/// Copies a file with its holes, and no others: a hole in a cache, where data was, is a loss. A
+/// file that is there keeps its place.
 fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").args(["--sparse=always", "-T"]).args([from, to]).status();
+    let copied = Command::new("cp").args(["--sparse=auto", "-T"]).args([from, to]).status();
     assert!(copied.unwrap().success(), "cp {} {}", from.display(), to.display());
 }

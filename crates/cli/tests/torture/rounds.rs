@@ -1,22 +1,26 @@
-//! A world's life: rounds of load, each of which a server does not survive.
+//! A case's life: rounds of load, each of which a server does not survive.
 
-use std::sync::Mutex;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use udm::prng::Prng;
 
+use crate::case::Target;
 use crate::commands;
+use crate::disks::Disks;
+use crate::fixture::Fixture;
 use crate::load::Load;
 use crate::oracle::{Loss, SECTOR};
-use crate::scene::Target;
-use crate::world::World;
+use crate::sick::Patient;
 
 /// What happens to a server under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Nothing: every request must be answered.
+    /// No fault: every request must be answered.
     Answered,
     /// It is killed.
     Killed,
@@ -34,11 +38,17 @@ enum End {
     Loading,
     /// It is removed in order, and not killed.
     Orderly,
-    /// A cache or an origin loses its second half. What is gone may not be read as anything.
+    /// A cache or an origin loses its second half. The lost part must not be readable.
     Cut,
+    /// It writes everything back while clients continue, and is not killed.
+    Drained,
+    /// The same, and then it is removed; clients are cut off.
+    ForcedOut,
+    /// It takes another table of the same words, and goes on.
+    Reloaded,
 }
 
-const ENDS: [End; 17] = [
+const ENDS: [End; 21] = [
     End::Answered,
     End::Answered,
     End::Answered,
@@ -56,29 +66,41 @@ const ENDS: [End; 17] = [
     End::Loading,
     End::Orderly,
     End::Cut,
+    End::Drained,
+    End::Drained,
+    End::ForcedOut,
+    End::Reloaded,
 ];
 
-/// What a round came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+/// The result of a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
     Alive,
     Killed,
+    /// It was killed, and the power went.
+    PowerCut,
+    /// It was killed while a device failed, which is well again.
+    KilledSick,
+    /// A device has failed, and is well again. The server lives.
+    Healed(Patient),
+    /// A cache's device has failed for good. The server lives.
+    Dead(Patient),
     Removed,
     Drained,
-    /// Nothing more can be done with the files.
+    /// The files cannot be used any more.
     Spoiled,
-    /// The same, and nobody can know.
+    /// The same, but udm cannot notice it.
     Hidden,
 }
 
 /// How long clients may take to hear the replies to all that they sent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-impl World {
-    /// The whole life of a world.
+impl Fixture {
+    /// The whole life of a case.
     pub fn run(&mut self) {
         self.first_format();
-        for nth in 0..self.scene.rounds {
+        for nth in 0..self.case.rounds {
             let fate = self.round(nth);
             if fate == Fate::Hidden {
                 return;
@@ -97,7 +119,9 @@ impl World {
             }
             if self.random.one_in(4) {
                 self.drain_and_compare();
-                self.create();
+                // A cache that is clean may be formatted.
+                let words: &[&str] = if self.random.one_in(3) { &["--force-format"] } else { &[] };
+                assert_eq!(self.try_create(words), Ok(()), "a clean cache must be opened");
                 self.judge(Loss::Process, false, "after everything was written back");
             }
         }
@@ -113,42 +137,67 @@ impl World {
     }
 
     fn after(&mut self, fate: Fate) {
-        if fate == Fate::Alive {
-            return;
+        match &fate {
+            Fate::Alive => return,
+            Fate::Healed(patient) => return self.after_sickness(patient),
+            Fate::Dead(patient) => return self.bury(patient),
+            Fate::KilledSick => {
+                self.oracle.server_is_gone();
+                return self.create_after_sickness(Loss::Process, "after a failing device");
+            }
+            _ => {}
         }
         self.oracle.server_is_gone();
         assert!(self.has_no_panic(), "the server has panicked");
+        let is_orderly = matches!(fate, Fate::Removed | Fate::Drained);
+        let has_power = fate != Fate::PowerCut && !self.may_cut_power();
+        let loss = match (has_power, is_orderly) {
+            (true, _) => Loss::Process,
+            (false, true) => Loss::Power,
+            (false, false) => Loss::Memory,
+        };
         if fate == Fate::Drained {
-            self.compare_origins();
+            self.compare_origins(loss);
+        }
+        if has_power && is_orderly && self.random.one_in(3) {
+            return self.change_origin();
         }
         if self.random.one_in(3) {
             (0..1 + self.random.below(3)).for_each(|_| self.die_early());
         }
-        if !self.people() {
+        if !has_power {
             self.create();
-            self.judge(Loss::Process, false, "after a server's end");
+            return self.judge(loss, false, "after a power cut");
+        }
+        self.was_touched = false;
+        if !self.people() {
+            self.create_after_people();
         }
     }
 
     fn round(&mut self, nth: u64) -> Fate {
         let end = ENDS[self.random.below(ENDS.len() as u64) as usize];
+        if self.disks.is_some() && (end == End::Cut || self.random.one_in(2)) {
+            self.oracle.note(format!("round {nth}: a device fails"));
+            return self.under_load(|fixture, load| fixture.sicken(load));
+        }
         self.oracle.note(format!("round {nth}: {end:?}"));
-        self.under_load(|world, load| world.bring_about(end, load))
+        self.under_load(|fixture, load| fixture.bring_about(end, load))
     }
 
-    /// What `act` comes to, while clients send requests; each of them comes to its end.
-    fn under_load(&mut self, act: impl FnOnce(&mut World, &Load) -> Fate) -> Fate {
+    /// What `action` comes to, while clients send requests; each of them comes to its end.
+    fn under_load(&mut self, action: impl FnOnce(&mut Fixture, &Load) -> Fate) -> Fate {
         let (seeds, moment) = (self.random.next_u64(), 5_000 + self.random.below(500_000));
         let (load, pid) = (self.load(), self.server.unwrap());
         let fate = std::thread::scope(|scope| {
-            let clients: Vec<ScopedJoinHandle<'_, ()>> = (0..self.scene.connections)
+            let clients: Vec<ScopedJoinHandle<'_, ()>> = (0..self.case.connections)
                 .map(|nth| (nth, &load))
                 .map(|(nth, load)| scope.spawn(move || load.run(nth, Prng::new(seeds ^ nth))))
                 .collect();
             // A panic here leaves clients that would wait for a server.
-            let _guard = KillOnPanic { pid, load: &load };
+            let _guard = KillOnPanic { pid, load: &load, disks: self.disks.clone() };
             std::thread::sleep(Duration::from_micros(moment));
-            let fate = act(self, &load);
+            let fate = action(self, &load);
             load.is_over.store(true, Ordering::SeqCst);
             self.await_answers(&clients, pid);
             fate
@@ -161,28 +210,29 @@ impl World {
 
     /// Some load, and a server that does not survive it.
     pub fn killed_under_load(&mut self) {
-        self.under_load(|world, load| world.bring_about(End::Killed, load));
+        self.under_load(|fixture, load| fixture.bring_about(End::Killed, load));
         self.oracle.server_is_gone();
     }
 
     fn load(&self) -> Load {
         let mut borders = Vec::new();
-        for line in &self.scene.lines {
+        for line in &self.case.lines {
             borders.push(borders.last().unwrap_or(&0) + line.bytes / SECTOR as u64);
         }
         Load {
             oracle: self.oracle.clone(),
             socket: self.socket(),
-            sectors: self.scene.bytes() / SECTOR as u64,
-            granule: self.scene.granule(),
+            sectors: self.case.bytes() / SECTOR as u64,
+            granule: self.case.granule(),
             borders,
-            depth: self.scene.depth,
-            is_batched: self.scene.is_batched,
-            trims_to_zero: self.scene.trims_to_zero(),
+            depth: self.case.depth,
+            is_batched: self.case.is_batched,
+            trims_to_zero: self.case.trims_to_zero(),
             may_fail: AtomicBool::new(false),
             spares_ends: AtomicBool::new(false),
             cut: Mutex::new(None),
             is_over: AtomicBool::new(false),
+            sockets: Mutex::default(),
             answered: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
         }
@@ -238,6 +288,18 @@ impl World {
                 }
                 return Fate::Spoiled;
             }
+            End::Drained => return self.drain_beside_clients(load),
+            End::ForcedOut => return self.remove(&["--drain"], false, Fate::Drained),
+            End::Reloaded => {
+                let table = self.table();
+                // A `cache` takes its table again while it is served; others refuse.
+                if self.udm(&["load", "vol", "--table", &table]).code == 0 {
+                    self.pause();
+                    self.ok(&["resume", "vol"]);
+                }
+                self.pause();
+                return Fate::Alive;
+            }
             End::Loading => {
                 let table = self.table();
                 if self.udm(&["load", "vol", "--table", &table]).code == 0 {
@@ -252,6 +314,46 @@ impl World {
         Fate::Killed
     }
 
+    /// The origins have what was answered before a drain began, or newer data; durably.
+    fn drain_beside_clients(&mut self, load: &Load) -> Fate {
+        let begin = self.oracle.pin();
+        self.ok(&["drain", "vol"]);
+        let has_power = self.disks.is_none() || self.random.one_in(2);
+        if !has_power {
+            load.is_over.store(true, Ordering::SeqCst);
+            self.kill();
+            self.cut_power();
+        }
+        for nth in 0..self.origins.len() {
+            self.compare_beside_clients(nth, begin);
+        }
+        self.oracle.unpin();
+        self.tally.drained += 1;
+        if has_power { Fate::Alive } else { Fate::PowerCut }
+    }
+
+    fn compare_beside_clients(&self, nth: usize, begin: u64) {
+        let origin = File::open(&self.origins[nth]).unwrap();
+        let data = self.origin_alone(nth);
+        let start = self.start_of(nth);
+        for (at, sector) in data.chunks_exact(SECTOR).enumerate() {
+            let mut sector = sector.to_vec();
+            let number = start + at as u64;
+            // One that is being written may show parts of two versions for a moment.
+            let is_right = (0..100).any(|_| {
+                let is_right = self.oracle.is_as_new(number, &sector, begin);
+                if !is_right {
+                    std::thread::sleep(Duration::from_millis(1));
+                    origin.read_exact_at(&mut sector, (at * SECTOR) as u64).unwrap();
+                }
+                is_right
+            });
+            if !is_right {
+                self.oracle.accuse(number, &sector, "an origin after a drain beside clients");
+            }
+        }
+    }
+
     /// Kills the server while it carries out a command, or shortly before or afterwards.
     fn kill_while(&mut self, words: &[&str]) {
         let command = self.start(words);
@@ -262,7 +364,7 @@ impl World {
     }
 
     fn remove(&mut self, words: &[&str], is_killed: bool, orderly: Fate) -> Fate {
-        let pid = self.server.take().unwrap();
+        let pid = self.server.unwrap();
         let command = self.start(&[&["remove", "vol", "--force"], words].concat());
         if is_killed {
             self.pause();
@@ -271,8 +373,10 @@ impl World {
         let outcome = command.outcome();
         self.oracle.note(format!("remove {words:?}: {} {}", outcome.code, outcome.err.trim()));
         assert!(is_killed || outcome.code == 0, "a removal fails: {outcome:?}");
+        self.server = None;
         commands::wait_for_end(pid);
-        if outcome.code == 0 {
+        // A server that was dead before the command asked it did not end in order.
+        if outcome.code == 0 && !outcome.out.contains("its server had died") {
             return orderly;
         }
         self.tally.kills += 1;
@@ -289,7 +393,7 @@ impl World {
             };
             self.ok(words);
         }
-        let is_writecache = matches!(self.scene.lines[0].target, Target::Writecache { .. });
+        let is_writecache = matches!(self.case.lines[0].target, Target::Writecache { .. });
         if is_writecache && self.random.one_in(2) {
             self.kill_while(&["message", "vol", "0", "flush"]);
         } else {
@@ -302,6 +406,7 @@ impl World {
 struct KillOnPanic<'a> {
     pid: u64,
     load: &'a Load,
+    disks: Option<Arc<Disks>>,
 }
 
 impl Drop for KillOnPanic<'_> {
@@ -309,6 +414,8 @@ impl Drop for KillOnPanic<'_> {
         self.load.is_over.store(true, Ordering::SeqCst);
         if std::thread::panicking() {
             commands::kill_server(self.pid);
+            // One that is silent would keep the server.
+            self.disks.iter().for_each(|disks| disks.heal());
         }
     }
 }

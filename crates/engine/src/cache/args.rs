@@ -14,15 +14,17 @@ use crate::table::Word;
 use super::metadata::superblock::check_data_sectors;
 
 /// The words of a line that the kernel knows.
-pub const WORDS: &str = "<metadata device> <cache device> <origin> <block size> \
-                         <#features> [<features>...] <policy> <#words> [<key> <value>...] \
-                         [rebind true|false]";
+pub const WORDS: &str = "<metadata device> <cache device> <origin> <block size in sectors>
+  <#features> [writeback|writethrough|passthrough] [metadata2] [no_discard_passdown]
+  smq|mq|cleaner|probation|default <#words> [migration_threshold SECTORS] [<key> <value>...]
+and, not counted:
+  [rebind true|false]";
 
 /// Most features.
 const FEATURES_MAX: u64 = 3;
 /// Most words of a policy.
 const POLICY_WORDS_MAX: u64 = 1024;
-/// Settings of the policy mq, which the kernel takes and ignores since it is smq.
+/// Settings of the policy mq, which the kernel accepts and ignores since mq became smq.
 pub(super) const MQ_KEYS: [&str; 5] = [
     "random_threshold",
     "sequential_threshold",
@@ -43,7 +45,7 @@ pub enum Mode {
     Writeback,
     /// A write is done when both devices have it.
     Writethrough,
-    /// Everything goes to the origin, and a write drops its block from the cache.
+    /// All I/O goes to the origin, and a write drops its block from the cache.
     Passthrough,
 }
 
@@ -76,9 +78,9 @@ pub enum PolicyName {
     Smq,
     /// `mq`: the same, with settings that are ignored.
     Mq,
-    /// `probation`, our own: blocks enter in part, and stay if they are used again.
+    /// `probation`, our own: blocks are admitted in part, and kept if they are used again.
     Probation,
-    /// `cleaner`: everything is written back, and nothing new is admitted.
+    /// `cleaner`: all dirty blocks are written back, and no new ones are admitted.
     Cleaner,
 }
 
@@ -158,8 +160,8 @@ impl TableArgs {
             ["rebind", "true"] => true,
             [first, ..] => {
                 let details = format!(
-                    "'{first}' stands after the policy's {count} words, where only `rebind \
-                     true|false` can"
+                    "'{first}' follows the policy's {count} arguments, where only `rebind \
+                     true|false` is possible"
                 );
                 return Err(wrong(words, end, "Too many args", &details));
             }
@@ -263,7 +265,7 @@ fn features(words: &[Word], from: usize, count: usize) -> Result<Features> {
             }
         };
         if mode.replace(given).is_some() {
-            let details = format!("'{}' is the second mode", word.text);
+            let details = format!("'{}' is a second mode", word.text);
             return Err(wrong(words, nth, "Duplicate cache io_mode features requested", &details));
         }
     }

@@ -1,10 +1,11 @@
-//! The background: blocks come, go, and are written back; commits that nobody waits for.
+//! The background: blocks enter, leave and are written back; commits without a waiting request.
 
 use std::collections::VecDeque;
 
-use crate::alarm::Alarm;
-use crate::cycle::Cycle;
+use crate::common::cycle::Cycle;
+use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
+use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
@@ -12,17 +13,19 @@ use crate::target::{Events, Port};
 use crate::units::{MIB, Nanos, SECOND, SECTOR};
 
 use super::args::PolicyName;
+use super::aside::Culprit;
 use super::blocks::Blocks;
 use super::commit::Purpose;
 use super::copy::Copies;
+use super::in_flight::Mover;
 use super::partial::PARTIALS_MAX;
 use super::policy::Next;
-use super::traffic::Mover;
-use super::{Cache, TOKEN_CLEANED};
+use super::settle::Settling;
+use super::{Cache, TOKEN_CLEANED, TOKEN_SETTLED, waits};
 
-/// Clients are idle when they have asked for nothing for this long.
+/// Clients are idle when they have sent no request for this long.
 const IDLE_AFTER: Nanos = SECOND;
-/// Mappings that nobody waits for are committed this long after the first of them.
+/// Mappings that clients do not wait for are committed this long after the first of them.
 const COMMIT_AFTER: Nanos = SECOND;
 /// Marks of slots that are clean go after one to two of these.
 const TIDY_EVERY: Nanos = 10 * SECOND;
@@ -35,14 +38,14 @@ pub(super) const ROOM_MAX: u32 = 64;
 /// Of this many slots one is kept free.
 pub(super) const ROOM_PART: u32 = 64;
 
-/// The background, and the part of it that others use without its lock.
+/// The background, and the part of it that other threads use without its lock.
 #[derive(Debug)]
 pub(super) struct Background {
     agenda: Mutex<Agenda>,
-    alarm: Alarm,
+    wakeup: Wakeup,
     requests: AtomicU64,
-    /// I/O for others: who asked for a block may not come again.
-    errands: Mutex<VecDeque<DiskIo>>,
+    /// I/O for ports that may not be driven again.
+    handed_over: Mutex<VecDeque<DiskIo>>,
 }
 
 /// State of the background.
@@ -57,22 +60,47 @@ pub(super) struct Agenda {
     copied: Vec<(u32, u64)>,
     /// How many are being copied.
     cleaning: u64,
+    /// The devices that failed a copy of the batch.
+    culprits: Vec<Culprit>,
     /// Blocks of the batch are being copied.
     is_writing: bool,
-    /// What the flush after it covers, and how often the origin had lost something when it began.
+    /// It began before the drain that is under way.
+    is_older: bool,
+    /// The mark of the flush after it, and the number of the origin's losses when it began.
     mark: u64,
     doubts: u64,
+    settling: Settling,
     commit_at: Option<Nanos>,
     tidy_at: Nanos,
-    /// The requests that were counted, and since when there were no others.
+    quiet: Quiet,
+}
+
+/// The number of counted requests, and the time of the last one.
+#[derive(Debug, Default)]
+struct Quiet {
     requests: u64,
-    quiet_since: Nanos,
+    since: Nanos,
 }
 
 impl Agenda {
-    /// Whether nothing is in flight.
+    /// Whether no I/O is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.copies.count() == 0 && self.cycle.is_idle() && self.left.is_empty()
+        self.copies.count() == 0
+            && self.cycle.is_idle()
+            && self.left.is_empty()
+            && self.settling.is_idle()
+    }
+
+    /// The device that it waits for.
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
+        let is_flushing = self.cycle.is_flushing();
+        let of_copies = self.copies.waits_for().or(is_flushing.then_some(waits::ORIGIN));
+        of_copies.or_else(|| self.settling.waits_for())
+    }
+
+    /// Failed work is tried again now.
+    pub(super) fn end_pause(&mut self) {
+        self.cycle.end_pause();
     }
 
     /// Whether write-back meets errors.
@@ -81,23 +109,23 @@ impl Agenda {
     }
 
     fn is_quiet(&self) -> bool {
-        self.now >= self.quiet_since.saturating_add(IDLE_AFTER)
+        self.now >= self.quiet.since.saturating_add(IDLE_AFTER)
     }
 }
 
-/// Does what the policy says. How many slots become free by that, soon; `None`: that cannot be done
-/// now.
+/// Follows the policy. Returns how many slots it will free soon; `None`: not now.
 fn follow(blocks: &mut Blocks, agenda: &mut Agenda, next: Next) -> Option<u32> {
     let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
     let Some(block) = blocks.slots.block(slot) else { return blocks.follow_in_part(next) };
     let is_dirty = blocks.slots.is_dirty(slot);
-    let is_quiet = blocks.traffic.is_quiet(block);
+    let is_quiet = blocks.in_flight.is_quiet(block);
+    let is_quiet = is_quiet && (!is_dirty || blocks.slots.aside.is_due(slot, agenda.now));
     match next {
         Next::Leave(_)
             if mutants::is(Mutant::LeftWhileRead)
                 && !is_dirty
-                && blocks.traffic.mover(block).is_none()
-                && !blocks.traffic.has_writers(block) =>
+                && blocks.in_flight.mover(block).is_none()
+                && !blocks.in_flight.has_writers(block) =>
         {
             blocks.leave(block, slot);
         }
@@ -120,18 +148,27 @@ fn follow(blocks: &mut Blocks, agenda: &mut Agenda, next: Next) -> Option<u32> {
     Some(1)
 }
 
-/// Whether a block must not be written back now, because a request writes to it.
+/// Whether a request writes to a block, so that a copy of the block may miss its data.
 fn is_written(blocks: &Blocks, block: u64) -> bool {
-    blocks.traffic.has_writers(block) && !mutants::is(Mutant::CleanedBesideWriter)
+    blocks.in_flight.has_writers(block) && !mutants::is(Mutant::CleanedBesideWriter)
+}
+
+/// Whether a dirty block may be copied now. While commits fail, a block that waits for one is
+/// copied, because its slot is not on the medium. An awaited block is copied despite writers,
+/// and stays dirty: otherwise overlapping writes would delay the drain.
+fn is_free_to_clean(blocks: &Blocks, block: u64, slot: u32) -> bool {
+    let waits = blocks.slots.is_fresh(slot) && !blocks.trouble.is_stuck;
+    let is_kept = is_written(blocks, block) && !blocks.slots.is_awaited(slot);
+    blocks.in_flight.mover(block).is_none() && !is_kept && !waits
 }
 
 impl Background {
     pub(super) fn new(events: &Arc<Events>) -> Background {
         Background {
             agenda: Mutex::default(),
-            alarm: Alarm::new(events),
+            wakeup: Wakeup::new(events),
             requests: AtomicU64::new(0),
-            errands: Mutex::default(),
+            handed_over: Mutex::default(),
         }
     }
 
@@ -142,18 +179,18 @@ impl Background {
 
     /// Makes sure that the background will look.
     pub(super) fn arm(&self) {
-        self.alarm.arm(true);
+        self.wakeup.arm(true);
     }
 
     /// Has the background see to an I/O.
-    pub(super) fn run_errand(&self, io: DiskIo) {
-        lock(&self.errands).push_back(io);
+    pub(super) fn hand_over(&self, io: DiskIo) {
+        lock(&self.handed_over).push_back(io);
     }
 
     /// A client asks for something.
     #[inline]
     pub(super) fn note_request(&self) {
-        // One that is lost costs nothing.
+        // A lost count does not matter.
         let count = self.requests.load(Ordering::Relaxed);
         self.requests.store(count.wrapping_add(1), Ordering::Relaxed);
     }
@@ -165,9 +202,9 @@ impl Cache {
         let mut agenda = self.background.lock();
         agenda.now = now;
         let requests = self.background.requests.load(Ordering::Relaxed);
-        if requests != agenda.requests {
-            agenda.requests = requests;
-            agenda.quiet_since = now;
+        if requests != agenda.quiet.requests {
+            agenda.quiet.requests = requests;
+            agenda.quiet.since = now;
         }
         self.blocks().policy.tick(now);
         self.work(&mut agenda, port);
@@ -176,14 +213,19 @@ impl Cache {
 
     /// An I/O of a copy, or a flush after a batch, is back.
     pub(super) fn background_is_back(&self, io: DiskIo, port: &mut Port) {
+        self.note_ended();
         let mut agenda = self.background.lock();
-        if io.token & super::TOKEN_KIND == TOKEN_CLEANED {
+        if io.token & super::TOKEN_KIND == TOKEN_SETTLED {
+            self.end_settling(&mut agenda.settling, &io);
+        } else if io.token & super::TOKEN_KIND == TOKEN_CLEANED {
             self.end_flush(&mut agenda, io);
         } else if let Some((copied, status)) = self.complete_copy(&mut agenda.copies, io, port) {
             agenda.cleaning -= 1;
-            agenda.copied.push(copied);
-            if let Err(status) = status {
-                agenda.cycle.note_failure(status);
+            match status {
+                Err(culprit) if !mutants::is(Mutant::CleanedUnwritten) => {
+                    self.set_aside(&mut agenda, copied, culprit);
+                }
+                _ => agenda.copied.push(copied),
             }
         }
         self.work(&mut agenda, port);
@@ -191,11 +233,51 @@ impl Cache {
         self.events.work();
     }
 
+    /// A copy failed: its block stays dirty, and the batch continues without it.
+    fn set_aside(&self, agenda: &mut Agenda, (slot, block): (u32, u64), culprit: Culprit) {
+        let mut blocks = self.blocks();
+        blocks.slots.aside.fail(slot, culprit);
+        let is_awaited = blocks.in_flight.end_move(block).1;
+        blocks.cleaned(slot, false);
+        drop(blocks);
+        if !agenda.culprits.contains(&culprit) {
+            agenda.culprits.push(culprit);
+        }
+        self.counts.failed_copies.fetch_add(1, Ordering::Relaxed);
+        if is_awaited {
+            self.events.room();
+        }
+    }
+
+    /// See `Target::set_draining`.
+    pub(super) fn order_drain(&self, is_draining: bool) {
+        let mut agenda = self.background.lock();
+        agenda.is_older = !agenda.is_idle();
+        if is_draining {
+            agenda.end_pause();
+        }
+        let mut blocks = self.blocks();
+        blocks.slots.await_dirty(is_draining);
+        if is_draining {
+            blocks.slots.aside.end_pauses();
+        }
+        drop(blocks);
+        self.orders.set_draining(is_draining);
+        drop(agenda);
+        self.events.work();
+    }
+
+    /// See [`Target::left_to_drain`](crate::target::Target::left_to_drain).
+    pub(super) fn bytes_to_drain(&self) -> u64 {
+        u64::from(self.blocks().slots.to_drain()) * self.plan.block_bytes
+    }
+
     /// All that the background does, in this order.
     fn work(&self, agenda: &mut Agenda, port: &mut Port) {
-        port.ios.append(&mut lock(&self.background.errands));
+        port.ios.append(&mut lock(&self.background.handed_over));
         let is_suspended = self.orders.is_suspended();
         if !is_suspended {
+            self.blocks().leave_unreadable();
             self.make_room(agenda);
             self.fill_gaps(agenda.copies.count(), port);
         }
@@ -221,14 +303,16 @@ impl Cache {
             + agenda.left.len() as u32
             + agenda.copied.len() as u32
             + agenda.cleaning as u32;
+        let mut skips = if blocks.slots.aside.is_empty() { 0 } else { ROOM_MAX };
         while coming < wanted {
             let Some(next) = blocks.policy.next() else { break };
             match follow(&mut blocks, agenda, next) {
                 Some(count) => coming += count,
+                None if skips > 0 => skips -= 1,
                 None => break,
             }
         }
-        // What is written back for that is to leave then.
+        // A slot that is written back for this is to be freed then.
         blocks.wants_room = blocks.slots.free() == 0 && coming > 0;
     }
 
@@ -263,13 +347,13 @@ impl Cache {
                 agenda.doubts = self.blocks().trouble.doubts;
             }
         }
-        if is_suspended || agenda.cycle.failure().is_some() {
+        if is_suspended || self.is_dead_end(agenda) {
             self.leave_batch(agenda);
         }
         if !agenda.is_writing {
             return;
         }
-        // What blocks that come are still to bring counts, too, but in a hurry.
+        // Data that entering blocks still need also counts, except in a hurry.
         let block_bytes = self.plan.block_bytes;
         let (limit, coming) = match self.cleans(agenda) {
             Some(true) => ((HURRY_BYTES_MAX / block_bytes).max(1), 0),
@@ -288,7 +372,14 @@ impl Cache {
         }
     }
 
-    /// What is left of the batch is not copied.
+    /// Whether the rest of the batch would fail as all of it did.
+    fn is_dead_end(&self, agenda: &Agenda) -> bool {
+        let blocks = self.blocks();
+        let is_dead = blocks.slots.aside.unread.is_dead() || blocks.slots.aside.untaken.is_dead();
+        is_dead && !agenda.culprits.is_empty()
+    }
+
+    /// The rest of the batch is not copied.
     fn leave_batch(&self, agenda: &mut Agenda) {
         let mut blocks = self.blocks();
         for (slot, block) in agenda.left.drain(..) {
@@ -306,15 +397,30 @@ impl Cache {
         }
         let bytes = if hurries { BATCH_BYTES_MAX } else { self.orders.threshold_bytes() };
         let most = (bytes / self.plan.block_bytes).max(1) as usize;
-        let dirty = blocks.slots.dirty().iter().map(|slot| slot as u32);
-        let taken = dirty.filter_map(|slot| {
+        let most = blocks.slots.aside.most(most);
+        // Blocks that a drain waits for precede blocks that clients write meanwhile.
+        let awaited = blocks.slots.awaited();
+        let first = if awaited.ones() > 0 { awaited } else { blocks.slots.dirty() };
+        let dirty = first.iter().map(|slot| slot as u32);
+        let free = dirty.filter_map(|slot| {
             let block = blocks.slots.block(slot)?;
-            let is_free = blocks.traffic.mover(block).is_none()
-                && !is_written(&blocks, block)
-                && !blocks.slots.is_fresh(slot);
+            let is_free = is_free_to_clean(&blocks, block, slot)
+                && blocks.slots.aside.is_due(slot, agenda.now);
             is_free.then_some((block, slot))
         });
-        let mut taken: Vec<(u64, u32)> = taken.take(most).collect();
+        let (mut taken, mut failed) = (Vec::new(), Vec::new());
+        for (block, slot) in free {
+            match blocks.slots.aside.has(slot) {
+                false => taken.push((block, slot)),
+                true if failed.len() < most => failed.push((block, slot)),
+                true => {}
+            }
+            if taken.len() >= most {
+                break;
+            }
+        }
+        taken.extend(failed);
+        taken.truncate(most);
         taken.sort_unstable();
         agenda.left.extend(taken.into_iter().map(|(block, slot)| (slot, block)));
     }
@@ -323,28 +429,42 @@ impl Cache {
         let mut blocks = self.blocks();
         let is_free = blocks.slots.block(slot) == Some(block)
             && blocks.slots.is_dirty(slot)
-            && !blocks.slots.is_fresh(slot)
-            && !is_written(&blocks, block)
-            && blocks.traffic.mover(block).is_none();
+            && is_free_to_clean(&blocks, block, slot);
         if !is_free {
             if blocks.slots.block(slot) == Some(block) {
                 blocks.policy.stay(slot);
             }
             return;
         }
-        blocks.traffic.begin_move(block, Mover::Cleaning { is_rewritten: false });
+        let is_rewritten = is_written(&blocks, block);
+        blocks.in_flight.begin_move(block, Mover::Cleaning { is_rewritten });
         let left = blocks.slots.write_back_of(slot, self.plan.block_bytes);
+        let has_failed = blocks.slots.aside.has(slot);
         drop(blocks);
         agenda.cleaning += 1;
-        self.begin_copy(&mut agenda.copies, (slot, block), left, port);
+        self.begin_copy(&mut agenda.copies, (slot, block), left, has_failed, port);
     }
 
-    /// All of the batch is on the origin, or failed.
+    /// All of the batch is on the origin, or was set aside.
     fn flush_batch(&self, agenda: &mut Agenda, port: &mut Port) {
-        let has_failed = agenda.cycle.failure().is_some() && !mutants::is(Mutant::CleanedUnwritten);
-        let is_flushed = agenda.copied.is_empty() || mutants::is(Mutant::CleanedUnflushed);
-        if has_failed || is_flushed {
-            return self.end_batch(agenda, !has_failed);
+        let mut blocks = self.blocks();
+        if !agenda.copied.is_empty() {
+            blocks.slots.aside.worked(Culprit::Cache);
+            blocks.slots.aside.worked(Culprit::Origin);
+        }
+        agenda.culprits.iter().for_each(|culprit| blocks.slots.aside.pause(*culprit, agenda.now));
+        drop(blocks);
+        let culprits = std::mem::take(&mut agenda.culprits);
+        if agenda.copied.is_empty() && culprits.contains(&Culprit::Origin) {
+            agenda.cycle.note_failure(Status::Io);
+            return self.end_batch(agenda, false);
+        }
+        if agenda.copied.is_empty() && !culprits.is_empty() {
+            // The origin was not asked for anything.
+            return agenda.cycle.flushed();
+        }
+        if agenda.copied.is_empty() || mutants::is(Mutant::CleanedUnflushed) {
+            return self.end_batch(agenda, true);
         }
         agenda.cycle.flush();
         agenda.mark = self.origin.mark();
@@ -358,7 +478,7 @@ impl Cache {
             agenda.cycle.note_failure(status);
             self.doubt();
         }
-        // A flush of somebody else may have failed meanwhile.
+        // Another flush may have failed meanwhile.
         let is_sure = self.blocks().trouble.doubts == agenda.doubts;
         let is_good = io.result.is_ok() && is_sure || mutants::is(Mutant::CleanedByFailedFlush);
         self.end_batch(agenda, is_good);
@@ -368,9 +488,14 @@ impl Cache {
     fn end_batch(&self, agenda: &mut Agenda, is_good: bool) {
         let mut blocks = self.blocks();
         let mut tells = false;
+        let is_older = std::mem::take(&mut agenda.is_older);
         for (slot, block) in agenda.copied.drain(..) {
-            let (mover, is_awaited) = blocks.traffic.end_move(block);
+            let (mover, is_awaited) = blocks.in_flight.end_move(block);
             let is_as_copied = mover == Mover::Cleaning { is_rewritten: false };
+            if is_good && !is_older {
+                // It may have been written again since; the drain does not wait for that data.
+                blocks.slots.end_wait(slot);
+            }
             blocks.cleaned(slot, is_good && is_as_copied);
             tells |= is_awaited;
         }
@@ -396,7 +521,9 @@ impl Cache {
             agenda.tidy_at = agenda.now + TIDY_EVERY;
             blocks.tidy(false);
         }
-        let (is_empty, is_urgent) = (blocks.changes.is_empty(), blocks.changes.is_urgent());
+        let is_mark_due = blocks.is_mark_due();
+        let is_empty = blocks.changes.is_empty() && !is_mark_due;
+        let is_urgent = blocks.changes.is_urgent() || is_mark_due;
         drop(blocks);
         let is_paused = state.retry_at().is_some_and(|at| agenda.now < at);
         if is_empty || is_paused || !state.is_idle() {
@@ -412,9 +539,12 @@ impl Cache {
         }
     }
 
-    /// Suspended: when nothing is in flight, the medium gets everything exactly.
+    /// Suspended: when no I/O is in flight, the medium gets the exact state.
     fn come_to_rest(&self, agenda: &mut Agenda, port: &mut Port) {
         if !agenda.is_idle() {
+            return;
+        }
+        if self.begin_settling(&mut agenda.settling, port) {
             return;
         }
         if !self.blocks().leave_parts() {
@@ -426,11 +556,16 @@ impl Cache {
             return;
         }
         if self.blocks().trouble.has_lost {
-            // What the medium says of dirty blocks stays as it is.
+            // The dirty bits on the medium do not change any more.
             state.has_rested = true;
             return;
         }
         self.begin_commit(&mut state, Purpose::Rest, port);
+    }
+
+    /// A suspend begins: it flushes again.
+    pub(super) fn begin_rest(&self) {
+        self.background.lock().settling = Settling::default();
     }
 
     /// When to look again.
@@ -442,22 +577,24 @@ impl Cache {
         let retry_at = self.commits.lock().retry_at();
         let blocks = self.blocks();
         let is_dirty = blocks.slots.dirty_count() > 0 && !blocks.trouble.has_lost;
-        let has_changes = !blocks.changes.is_empty();
+        let has_changes = !blocks.changes.is_empty() || blocks.is_mark_due();
         let has_marks = blocks.has_marks();
+        let retry_copies_at = blocks.slots.aside.retry_at();
         drop(blocks);
         let moments = [
             retry_at,
             agenda.commit_at.filter(|_| has_changes),
             has_changes.then_some(now + COMMIT_AFTER),
             agenda.cycle.deadline(),
+            retry_copies_at.filter(|at| is_dirty && *at > now),
             is_dirty.then_some(now + IDLE_AFTER),
             has_marks.then_some(agenda.tidy_at),
         ];
         let next = moments.into_iter().flatten().min();
         if next.is_some() {
-            self.background.alarm.keep();
+            self.background.wakeup.keep();
             return next.map(|next| next.max(now + 1));
         }
-        self.background.alarm.next_look(now, SECOND)
+        self.background.wakeup.next_look(now, SECOND)
     }
 }

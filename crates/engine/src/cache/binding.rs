@@ -1,59 +1,94 @@
-//! Which devices belong together: a mark in the superblock's uuid, which nobody else reads or
-//! writes, and which the kernel leaves as it is.
+//! The binding of the devices to each other: a mark in the superblock's uuid, which the kernel
+//! neither reads nor changes.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
-//! | 0..4 | `udm`, and the mark's version, 1 |
-//! | 4..8 | CRC-32C of the cache device's identity |
-//! | 8..12 | CRC-32C of the origin's |
-//! | 12..16 | zero |
+//! | 0..4 | `udm2`: the mark and its version |
+//! | 4..15 | 11 digits of base64: CRC-32C of the cache device's identity, then of the origin's |
+//! | 15 | zero |
 //!
-//! Metadata without a mark is whose it is said to be, and gets one when it is served. A uuid that
-//! is no mark stays as it is.
+//! The mark is text that ends with a zero, because Debian's `cache_dump` prints the uuid unescaped.
+//!
+//! Metadata without a mark is accepted for any devices, and gets a mark when it is served. A uuid
+//! that is not a mark is not changed.
 
-use super::drain::Devices;
 use super::metadata::Superblock;
-use crate::crc::crc32c_raw;
+use crate::base::crc::crc32c_raw;
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
 
-const MAGIC: [u8; 4] = *b"udm\x01";
+const MAGIC: [u8; 4] = *b"udm2";
+/// The digits of base64, each for six bits.
+pub(super) const DIGITS: &[u8; 64] =
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/// Digits of a mark, the highest bits first.
+const MARK_DIGITS: usize = 11;
+
+/// The devices of a cache.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The metadata device.
+    pub metadata: Arc<dyn Disk>,
+    /// The cache device.
+    pub cache: Arc<dyn Disk>,
+    /// The origin.
+    pub origin: Arc<dyn Disk>,
+}
 
 /// The mark of metadata whose cache device and origin these are.
 pub(super) fn mark_of(devices: &Devices) -> [u8; 16] {
+    let sums = u64::from(sum(&*devices.cache)) << 32 | u64::from(sum(&*devices.origin));
     let mut mark = [0; 16];
     mark[..4].copy_from_slice(&MAGIC);
-    mark[4..8].copy_from_slice(&sum(&*devices.cache));
-    mark[8..12].copy_from_slice(&sum(&*devices.origin));
+    for (nth, digit) in mark[4..4 + MARK_DIGITS].iter_mut().enumerate() {
+        let shift = 6 * (MARK_DIGITS - 1 - nth);
+        *digit = DIGITS[(sums >> shift & 63) as usize];
+    }
     mark
 }
 
-fn sum(disk: &dyn Disk) -> [u8; 4] {
-    (!crc32c_raw(u32::MAX, disk.limits().identity.as_bytes())).to_le_bytes()
+/// The sums of the cache device's identity and of the origin's, if this uuid is a mark.
+fn sums_of(uuid: &[u8; 16]) -> Option<[u32; 2]> {
+    let digits = uuid.strip_prefix(&MAGIC)?.strip_suffix(&[0])?;
+    let values = digits.iter().map(|digit| DIGITS.iter().position(|known| known == digit));
+    let sums =
+        values.into_iter().try_fold(0_u128, |sums, value| Some(sums << 6 | value? as u128))?;
+    let sums = u64::try_from(sums).ok()?;
+    Some([(sums >> 32) as u32, sums as u32])
+}
+
+fn sum(disk: &dyn Disk) -> u32 {
+    !crc32c_raw(u32::MAX, disk.limits().identity.as_bytes())
 }
 
 /// Whether metadata with this uuid is to be marked, or marked again.
 pub(super) fn is_markable(uuid: &[u8; 16]) -> bool {
-    *uuid == [0; 16] || uuid[..4] == MAGIC
+    *uuid == [0; 16] || sums_of(uuid).is_some()
 }
 
-/// An error if the metadata says that it belongs to other devices. `remedy`: what would have it
-/// taken nevertheless.
+/// Whether the metadata belongs to another origin than this one.
+pub(super) fn is_of_other_origin(devices: &Devices, superblock: &Superblock) -> bool {
+    sums_of(&superblock.fields.uuid).is_some_and(|sums| sums[1] != sum(&*devices.origin))
+}
+
+/// An error if the metadata belongs to other devices. `remedy`: the option that accepts it
+/// nevertheless.
 pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result<()> {
-    let (uuid, mark) = (&superblock.fields.uuid, mark_of(devices));
-    if uuid[..4] != MAGIC || *uuid == mark {
-        return Ok(());
-    }
+    let Some([cache, origin]) = sums_of(&superblock.fields.uuid) else { return Ok(()) };
     let named = |disk: &dyn Disk| {
         let limits = disk.limits();
         format!("{} ({})", limits.name, limits.identity)
     };
     let mut others = Vec::new();
-    if uuid[4..8] != mark[4..8] {
+    if cache != sum(&*devices.cache) {
         others.push(format!("another cache device than {}", named(&*devices.cache)));
     }
-    if uuid[8..] != mark[8..] {
+    if origin != sum(&*devices.origin) {
         others.push(format!("another origin than {}", named(&*devices.origin)));
+    }
+    if others.is_empty() {
+        return Ok(());
     }
     let what = format!(
         "{} belongs to {}; if it is the same data in a new place, {remedy}",
@@ -61,4 +96,25 @@ pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result
         others.join(" and ")
     );
     Err(Error::new(Kind::Refused, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::RamDisk;
+    use crate::sync::Arc;
+
+    #[test]
+    fn a_mark_is_text_and_names_both_devices() {
+        let disk = || -> Arc<dyn Disk> { Arc::new(RamDisk::new(4096, 512)) };
+        let devices = Devices { metadata: disk(), cache: disk(), origin: disk() };
+        let mark = mark_of(&devices);
+        let text = mark.iter().position(|byte| *byte == 0).map(|end| &mark[..end]).unwrap();
+        assert!(text.len() == 15 && text.iter().all(u8::is_ascii_graphic), "{mark:?}");
+        let sums = [sum(&*devices.cache), sum(&*devices.origin)];
+        assert_eq!(sums_of(&mark), Some(sums));
+        for wrong in [*b"udm2::::::::::: ", *b"udm2//////////\n\0", *b"udm2///////////\0"] {
+            assert_eq!(sums_of(&wrong), None);
+        }
+    }
 }

@@ -1,14 +1,15 @@
-//! The blocks of the origin, under one lock: where each is, what is under way there, and whether a
-//! request may go on. The lock is held for a look, never during I/O or while data is copied.
+//! The blocks of the origin, under one lock: the place of each, the I/O in flight there, and
+//! whether a request may continue. The lock is held for a lookup, never during I/O or while data is
+//! copied.
 //!
-//! 1. A slot is written to when the medium says that it is dirty, and not before.
-//! 2. A block that moves is read where it is right: what has not come yet, and what has begun to
-//!    leave, at the origin.
-//! 3. A write of a block that leaves waits until the medium has forgotten the slot.
-//! 4. A clean slot that cannot be read is not used any more: its block is read at the origin, and
-//!    leaves as soon as nothing is under way there.
-//! 5. What a write brought into a new slot is read when the medium has its mapping, and zeroes
-//!    below a slot when it has forgotten that: earlier, a death would take back what was seen.
+//! 1. A slot is written to only after the medium has marked it as dirty.
+//! 2. While a block is promoted or demoted, reads go to the origin.
+//! 3. A write to a block that is being demoted waits until the medium has forgotten the slot.
+//! 4. A clean slot that cannot be read is not used any more: its block is read from the origin, and
+//!    is dropped as soon as no I/O is in flight there.
+//! 5. Data that a write stored in a new slot is read only when the medium has its mapping, and
+//!    zeroes below a slot only when the medium has forgotten the slot. Earlier, the death of the
+//!    server would take back data that a client has seen.
 
 use std::collections::HashSet;
 
@@ -18,10 +19,23 @@ use crate::sync::Arc;
 
 use super::args::Mode;
 use super::changes::Changes;
+use super::in_flight::{InFlight, Mover};
 use super::metadata::bits::{Bits, words_of};
 use super::policy::{Admission, Fill, Miss, Policy, Uses};
 use super::slots::Slots;
-use super::traffic::{Mover, Traffic};
+
+/// Blocks with failed writes that are remembered one by one; beyond that, all blocks are in doubt.
+const HALF_WRITTEN_MAX: usize = 4096;
+
+/// Places where I/O failed.
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    /// Slots that could not be read, or written: they are not used any more when they are clean.
+    pub(super) slots: HashSet<u32>,
+    /// Blocks of the origin where a write failed: a power failure may change what is read there, so
+    /// a copy of such a block is not clean.
+    pub(super) blocks: HashSet<u64>,
+}
 
 /// Where a request goes with a part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +48,14 @@ pub(super) enum Way {
     Both(u32),
     /// A write of a whole block, to a slot that will hold it.
     New(u32),
-    /// To the origin. The data goes to a slot that has a part of the block, after the answer.
+    /// To the origin. After the answer, the data is stored in a slot that has a part of the block.
     Fill {
         /// The slot.
         slot: u32,
         /// Number of the fill.
         id: u32,
     },
-    /// Zeroes of a whole block, to the origin below a slot, which is given up then.
+    /// Zeroes of a whole block, to the origin below a slot, which is then given up.
     Below(u32),
 }
 
@@ -58,14 +72,16 @@ pub(super) enum Claim {
     Fail(Status),
 }
 
-/// What is wrong with the devices.
+/// The failures of the devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
     /// The cache device lost what it had said it has.
     pub(super) has_lost: bool,
     /// Commits fail.
     pub(super) is_stuck: bool,
-    /// How often the origin lost what it had said it has; it may still show that.
+    /// The medium records, durably, that its mappings must not be trusted: see `through`.
+    pub(super) is_untrusted: bool,
+    /// How often the origin lost data that it had acknowledged; it may still return that data.
     pub(super) doubts: u64,
 }
 
@@ -84,7 +100,7 @@ pub(super) struct Stats {
 #[derive(Debug)]
 pub(super) struct Blocks {
     pub(super) slots: Slots,
-    pub(super) traffic: Traffic,
+    pub(super) in_flight: InFlight,
     pub(super) changes: Changes,
     pub(super) policy: Box<dyn Policy>,
     pub(super) stats: Stats,
@@ -98,12 +114,11 @@ pub(super) struct Blocks {
     /// Commits that have begun.
     pub(super) rounds: u64,
     uses: Arc<Uses>,
-    mode: Mode,
+    pub(super) mode: Mode,
     admits: bool,
     /// Words of slots that were written to since the last look, and before.
     pub(super) touched: [Bits; 2],
-    /// Slots that could not be read when they were clean.
-    unreadable: HashSet<u32>,
+    pub(super) suspects: Suspects,
 }
 
 impl Blocks {
@@ -120,7 +135,7 @@ impl Blocks {
         let touched = Bits::new(words_of(count));
         Blocks {
             slots,
-            traffic: Traffic::default(),
+            in_flight: InFlight::default(),
             changes: Changes::new(version, count),
             policy,
             stats: Stats::default(),
@@ -133,7 +148,7 @@ impl Blocks {
             mode,
             admits,
             touched: [touched.clone(), touched],
-            unreadable: HashSet::new(),
+            suspects: Suspects::default(),
         }
     }
 
@@ -142,7 +157,7 @@ impl Blocks {
     pub(super) fn read(&mut self, miss: &Miss) -> Claim {
         let block = miss.block;
         if let Some(slot) = self.slots.find(block) {
-            if self.traffic.mover(block) == Some(Mover::Zeroing) {
+            if self.in_flight.mover(block) == Some(Mover::Zeroing) {
                 return self.wait(block);
             }
             let is_lost = self.trouble.has_lost && self.slots.is_dirty(slot);
@@ -157,11 +172,13 @@ impl Blocks {
             }
             self.stats.read_hits += 1;
             self.touch(slot);
-            self.traffic.begin_request(block, false);
-            let passes = self.mode == Mode::Passthrough || self.trouble.has_lost;
+            self.in_flight.begin_request(block, false);
+            let passes = self.mode == Mode::Passthrough
+                || self.trouble.has_lost
+                || self.is_written_through(block, slot);
             return Claim::Go(if passes { Way::Origin } else { Way::Slot(slot) });
         }
-        if self.traffic.mover(block) == Some(Mover::Zeroed)
+        if self.in_flight.mover(block) == Some(Mover::Zeroed)
             && !mutants::is(Mutant::UnsettledZeroesSeen)
         {
             return self.commit_first();
@@ -174,7 +191,7 @@ impl Blocks {
                 fill.map_or(Way::Origin, |fill| self.enter_in_part(miss, fill))
             }
         };
-        self.traffic.begin_request(block, false);
+        self.in_flight.begin_request(block, false);
         Claim::Go(way)
     }
 
@@ -189,16 +206,16 @@ impl Blocks {
 
     fn write_hit(&mut self, miss: &Miss, slot: u32) -> Claim {
         let block = miss.block;
-        let mover = self.traffic.mover(block);
+        let mover = self.in_flight.mover(block);
         if self.trouble.has_lost {
-            return Claim::Fail(Status::Io);
+            return self.go_below(block);
         }
         if mover == Some(Mover::Zeroing) {
             return self.wait(block);
         }
         if self.mode == Mode::Passthrough {
             if mutants::is(Mutant::PassthroughKept) {
-                self.traffic.begin_request(block, true);
+                self.in_flight.begin_request(block, true);
                 return Claim::Go(Way::Origin);
             }
             return self.invalidate(block, slot);
@@ -207,25 +224,30 @@ impl Blocks {
             return self.leave_first(block, slot);
         }
         if !self.slots.is_writable(slot) && !mutants::is(Mutant::WrittenUnmarked) {
-            if !self.trouble.is_stuck {
-                self.changes.want(slot);
+            if self.trouble.is_stuck {
+                return self.pass_by(block, slot);
             }
+            self.changes.want(slot);
             return self.commit_first();
         }
-        let goes_through = self.mode == Mode::Writethrough && !self.slots.is_dirty(slot);
+        let goes_through = self.mode == Mode::Writethrough
+            && !self.slots.is_dirty(slot)
+            && !mutants::is(Mutant::ThroughDirty);
         // The last write of two must be the last one on both devices.
-        if goes_through && self.traffic.has_writers(block) && !mutants::is(Mutant::ThroughUnordered)
+        if goes_through
+            && self.in_flight.has_writers(block)
+            && !mutants::is(Mutant::ThroughUnordered)
         {
             return self.wait(block);
         }
         let is_seen = !mutants::is(Mutant::RewriteUnseen) && !mutants::is(Mutant::RewriteSeenLate);
         if matches!(mover, Some(Mover::Cleaning { .. })) && is_seen {
-            self.traffic.change_move(block, Mover::Cleaning { is_rewritten: true });
+            self.in_flight.change_move(block, Mover::Cleaning { is_rewritten: true });
         }
         self.stats.write_hits += 1;
         self.touch(slot);
         self.touched[0].set(u64::from(slot) / 64);
-        self.traffic.begin_request(block, true);
+        self.in_flight.begin_request(block, true);
         if goes_through {
             return Claim::Go(Way::Both(slot));
         }
@@ -239,18 +261,18 @@ impl Blocks {
     fn write_miss(&mut self, miss: &Miss, is_whole: bool) -> Claim {
         let block = miss.block;
         if is_whole && let Some(slot) = self.end_part_for_whole(block) {
-            self.traffic.begin_move(block, Mover::Overwrite);
-            self.traffic.begin_request(block, true);
+            self.in_flight.begin_move(block, Mover::Overwrite);
+            self.in_flight.begin_request(block, true);
             return Claim::Go(Way::New(slot));
         }
         if let Some(way) = self.write_in_part(miss, true) {
-            self.traffic.begin_request(block, true);
+            self.in_flight.begin_request(block, true);
             return Claim::Go(way);
         }
-        match self.traffic.mover(block) {
+        match self.in_flight.mover(block) {
             Some(Mover::Leaving | Mover::Zeroed) if !mutants::is(Mutant::LeavingWritten) => {
                 return match self.trouble.is_stuck {
-                    true => Claim::Fail(Status::Io),
+                    true => self.go_below(block),
                     false => self.wait(block),
                 };
             }
@@ -260,17 +282,17 @@ impl Blocks {
         self.stats.write_misses = self.stats.write_misses.wrapping_add(1);
         let enters = self.ask(miss);
         let may_be_new = is_whole && enters.is_some() && self.mode == Mode::Writeback;
-        if may_be_new && self.traffic.is_quiet(block) {
+        if may_be_new && self.in_flight.is_quiet(block) {
             if let Some(slot) = self.slots.take() {
-                self.traffic.begin_move(block, Mover::Overwrite);
-                self.traffic.begin_request(block, true);
+                self.in_flight.begin_move(block, Mover::Overwrite);
+                self.in_flight.begin_request(block, true);
                 return Claim::Go(Way::New(slot));
             }
             self.wants_room = true;
             self.has_work = true;
         }
         let way = enters.map_or(Way::Origin, |fill| self.enter_in_part(miss, fill));
-        self.traffic.begin_request(block, true);
+        self.in_flight.begin_request(block, true);
         Claim::Go(way)
     }
 
@@ -279,38 +301,39 @@ impl Blocks {
         let block = miss.block;
         let found = self.slots.find(block);
         if found.is_some() && self.trouble.has_lost {
-            return Claim::Fail(Status::Io);
+            return self.go_below(block);
         }
         match found {
             Some(slot) if is_whole && self.mode != Mode::Passthrough => {
                 if self.trouble.is_stuck {
-                    return Claim::Fail(Status::Io);
+                    return self.pass_by(block, slot);
                 }
-                if !self.traffic.is_quiet(block) {
+                if !self.in_flight.is_quiet(block) {
                     return self.wait(block);
                 }
                 if !self.slots.is_dirty(slot) && !mutants::is(Mutant::ZeroedBelowClean) {
-                    // The medium may say that the slot equals the origin, so it goes first.
+                    // The medium may have the slot as equal to the origin, so the slot is given up
+                    // first.
                     self.leave(block, slot);
-                    self.traffic.wait(block);
+                    self.in_flight.wait(block);
                     return Claim::Commit;
                 }
-                self.traffic.begin_move(block, Mover::Zeroing);
-                self.traffic.begin_request(block, true);
+                self.in_flight.begin_move(block, Mover::Zeroing);
+                self.in_flight.begin_request(block, true);
                 Claim::Go(Way::Below(slot))
             }
             Some(slot) if mutants::is(Mutant::ZeroesUnseen) => {
                 self.write_hit(&Miss { len: 512, ..*miss }, slot)
             }
             Some(slot) => self.write_hit(miss, slot),
-            None => match self.traffic.mover(block) {
+            None => match self.in_flight.mover(block) {
                 Some(Mover::Leaving | Mover::Zeroed) if self.trouble.is_stuck => {
-                    Claim::Fail(Status::Io)
+                    self.go_below(block)
                 }
                 Some(Mover::Leaving | Mover::Zeroed | Mover::Overwrite) => self.wait(block),
                 _ => {
                     let way = self.write_in_part(miss, false).unwrap_or(Way::Origin);
-                    self.traffic.begin_request(block, true);
+                    self.in_flight.begin_request(block, true);
                     Claim::Go(way)
                 }
             },
@@ -328,21 +351,8 @@ impl Blocks {
         claim
     }
 
-    /// A write that waits until its block has left.
-    fn leave_first(&mut self, block: u64, slot: u32) -> Claim {
-        if self.trouble.is_stuck {
-            return Claim::Fail(Status::Io);
-        }
-        if !self.traffic.is_quiet(block) {
-            return self.wait(block);
-        }
-        self.leave(block, slot);
-        self.traffic.wait(block);
-        Claim::Commit
-    }
-
-    /// Whether a slot has what a write brought that waits for a commit. Without the commit the
-    /// death of the server takes that back, and nobody may have seen it.
+    /// Whether a slot has data of a write that waits for a commit. Without the commit the death of
+    /// the server takes the data back, so no client may have seen it.
     #[inline]
     fn is_unsettled(&self, slot: u32) -> bool {
         self.slots.is_fresh(slot)
@@ -355,40 +365,8 @@ impl Blocks {
         if self.trouble.is_stuck { Claim::Fail(Status::Io) } else { Claim::Commit }
     }
 
-    #[inline]
-    fn is_unreadable(&self, slot: u32) -> bool {
-        !self.unreadable.is_empty()
-            && self.unreadable.contains(&slot)
-            && (!self.slots.is_dirty(slot) || mutants::is(Mutant::StaleFallback))
-    }
-
-    /// A read of a block whose slot cannot be read, and that is the same at the origin.
-    fn read_below(&mut self, block: u64, slot: u32) -> Claim {
-        if self.traffic.is_quiet(block) && !self.trouble.is_stuck {
-            self.leave(block, slot);
-            self.has_work = true;
-        }
-        self.stats.read_misses += 1;
-        self.traffic.begin_request(block, false);
-        Claim::Go(Way::Origin)
-    }
-
-    /// A slot could not be read. Whether the origin has the same.
-    pub(super) fn cannot_read(&mut self, block: u64, slot: u32) -> bool {
-        if self.slots.partials.slot(block) == Some(slot) {
-            self.slots.partials.forget(block);
-            return true;
-        }
-        let is_older = self.slots.is_dirty(slot) && !mutants::is(Mutant::StaleFallback);
-        if is_older || self.slots.block(slot) != Some(block) || self.trouble.has_lost {
-            return false;
-        }
-        self.unreadable.insert(slot);
-        true
-    }
-
-    fn wait(&mut self, block: u64) -> Claim {
-        self.traffic.wait(block);
+    pub(super) fn wait(&mut self, block: u64) -> Claim {
+        self.in_flight.wait(block);
         Claim::Wait
     }
 
@@ -410,7 +388,7 @@ impl Blocks {
         self.mode == Mode::Writeback && self.takes_blocks()
     }
 
-    /// Asks the policy what becomes of a block that has no slot: whether it is to have one.
+    /// Asks the policy whether a block without a slot is to get one.
     fn ask(&mut self, miss: &Miss) -> Option<Fill> {
         if !self.takes_blocks() {
             return None;
@@ -421,27 +399,32 @@ impl Blocks {
         }
     }
 
-    /// The slot of a block with nothing under way is given up. A commit makes it free.
+    /// Gives up the slot of a block without I/O in flight. A commit makes it free.
     pub(super) fn leave(&mut self, block: u64, slot: u32) {
-        self.traffic.begin_move(block, Mover::Leaving);
+        self.in_flight.begin_move(block, Mover::Leaving);
         self.drop_slot(block, slot);
     }
 
     /// The same of a block below which the origin was zeroed.
     pub(super) fn leave_zeroed(&mut self, block: u64, slot: u32) {
-        self.traffic.change_move(block, Mover::Zeroed);
+        self.in_flight.change_move(block, Mover::Zeroed);
         self.drop_slot(block, slot);
     }
 
-    fn drop_slot(&mut self, block: u64, slot: u32) {
-        self.unreadable.remove(&slot);
+    /// Memory knows no block of a slot any more.
+    pub(super) fn unname(&mut self, block: u64, slot: u32) {
+        self.suspects.slots.remove(&slot);
         self.slots.unmap(slot, block);
         self.policy.leave(slot, block);
         self.changes.note_mapping(slot);
         self.stats.demotions += 1;
+    }
+
+    fn drop_slot(&mut self, block: u64, slot: u32) {
+        self.unname(block, slot);
         if mutants::is(Mutant::FreedEarly) {
             self.slots.give_back(slot);
-            self.traffic.end_move(block);
+            self.in_flight.end_move(block);
             return;
         }
         self.changes.leaving.push((slot, block));
@@ -462,7 +445,9 @@ impl Blocks {
         self.changes.note_mapping(slot);
         self.changes.fresh.push(slot);
         self.stats.promotions += 1;
-        if self.trouble.doubts > 0 && !mutants::is(Mutant::DoubtForgotten) {
+        let is_doubtful = self.trouble.doubts > 0 || self.suspects.blocks.contains(&block);
+        let is_doubtful = is_doubtful && !self.trouble.is_untrusted;
+        if is_doubtful && !mutants::is(Mutant::DoubtForgotten) {
             self.soil(slot);
         }
     }
@@ -476,11 +461,12 @@ impl Blocks {
         self.has_work = true;
     }
 
-    /// A flush of the origin failed: what it shows may not be there after a power cut. Slots that
-    /// equal what it shows, and not what was flushed before, are to be written back.
+    /// A flush of the origin failed: data that it returns may be lost after a power failure. Slots
+    /// that equal this data, and not the data that was flushed before, are to be written back.
     pub(super) fn doubt(&mut self) {
         self.trouble.doubts += 1;
-        if mutants::is(Mutant::DoubtForgotten) {
+        // Under that mark no slot is believed, and none is dirty.
+        if self.trouble.is_untrusted || mutants::is(Mutant::DoubtForgotten) {
             return;
         }
         let cleared = std::mem::take(&mut self.changes.cleared);
@@ -494,15 +480,17 @@ impl Blocks {
                 continue;
             }
             if self.slots.is_fresh(slot) {
-                self.soil(slot);
+                if !mutants::is(Mutant::DoubtedFreshClean) {
+                    self.soil(slot);
+                }
             } else if self.slots.is_writable(slot) && self.slots.soil(slot) {
                 self.policy.set_dirty(slot, true);
             }
         }
     }
 
-    /// A flush of the cache device failed: what was written to it since the last good one may be
-    /// lost. What is dirty there is not shown any more, and nothing is committed.
+    /// A flush of the cache device failed: data written to it since the last good flush may be
+    /// lost. Its dirty data is not returned any more, and no commit follows.
     pub(super) fn lose(&mut self) {
         self.trouble.has_lost = true;
         self.trouble.is_stuck = true;
@@ -524,33 +512,54 @@ impl Blocks {
         match (way, status) {
             (Way::New(slot), Ok(())) => {
                 self.enter(block, slot, true);
-                is_awaited = self.traffic.end_move(block).1;
+                is_awaited = self.in_flight.end_move(block).1;
             }
             (Way::New(slot), Err(_)) => {
                 self.slots.give_back(slot);
-                is_awaited = self.traffic.end_move(block).1;
+                is_awaited = self.in_flight.end_move(block).1;
             }
             (Way::Below(slot), Ok(())) => self.leave_zeroed(block, slot),
-            (Way::Below(_), Err(_)) => is_awaited = self.traffic.end_move(block).1,
-            // Nobody knows which device has what: the slot counts.
+            (Way::Below(_), Err(_)) => is_awaited = self.in_flight.end_move(block).1,
             (Way::Both(_), Err(_)) if mutants::is(Mutant::ThroughFailedClean) => {}
-            (Way::Both(slot), Err(_)) if self.slots.soil(slot) => {
-                self.policy.set_dirty(slot, true);
+            (Way::Both(slot), Err(_)) => {
+                self.note_half_written(block);
+                self.cannot_write(block, slot);
+            }
+            (Way::Origin | Way::Fill { .. }, Err(_)) if is_write => self.note_half_written(block),
+            // A power failure may change what is read there: it is not to become clean.
+            (Way::Slot(slot), Err(_)) if is_write && !mutants::is(Mutant::RefusedSlotKept) => {
+                self.suspects.slots.insert(slot);
             }
             _ => {}
         }
-        self.traffic.end_request(block, is_write) | is_awaited
+        self.in_flight.end_request(block, is_write) | is_awaited
     }
 
-    /// Deliberate bug: write-back hears of a write when that has ended.
+    /// Whether the origin may show something else after a power failure than now.
+    pub(super) fn is_origin_in_doubt(&self) -> bool {
+        self.trouble.doubts > 0 || !self.suspects.blocks.is_empty()
+    }
+
+    /// A write of a block failed at the origin.
+    fn note_half_written(&mut self, block: u64) {
+        if mutants::is(Mutant::HalfWrittenClean) {
+            return;
+        }
+        if self.suspects.blocks.len() >= HALF_WRITTEN_MAX {
+            return self.doubt();
+        }
+        self.suspects.blocks.insert(block);
+    }
+
+    /// Deliberate bug: write-back notices a write when it has ended.
     fn see_late(&mut self, block: u64) {
-        let is_cleaned = matches!(self.traffic.mover(block), Some(Mover::Cleaning { .. }));
+        let is_cleaned = matches!(self.in_flight.mover(block), Some(Mover::Cleaning { .. }));
         if is_cleaned && mutants::is(Mutant::RewriteSeenLate) {
-            self.traffic.change_move(block, Mover::Cleaning { is_rewritten: true });
+            self.in_flight.change_move(block, Mover::Cleaning { is_rewritten: true });
         }
     }
 
-    /// The number of the first commit that carries what changes now.
+    /// The number of the first commit that includes the present changes.
     pub(super) fn next_round(&self) -> u64 {
         if mutants::is(Mutant::JoinedLate) {
             return self.rounds.max(1);
@@ -558,7 +567,7 @@ impl Blocks {
         self.rounds + 1
     }
 
-    /// A slot is as new as the origin, durably, or is dirty as before.
+    /// A slot equals the origin, durably, or is dirty as before.
     pub(super) fn cleaned(&mut self, slot: u32, is_clean: bool) {
         if is_clean {
             self.slots.clean(slot);

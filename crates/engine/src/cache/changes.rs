@@ -1,7 +1,7 @@
-//! What memory knows and the medium does not: what the next commit carries.
+//! The changes in memory that the medium does not have yet: the content of the next commit.
 //!
-//! Marks of what changed stay until a commit with them is durable: [`Changes::put_back`] takes back
-//! those of one that failed.
+//! Marks of changes are kept until a commit with them is durable: [`Changes::put_back`] takes back
+//! the marks of a commit that failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::slots::Slots;
 /// Elements of a block of mappings, or of words of dirty bits.
 const PER_BLOCK: u64 = Elements::Long.per_block();
 
-/// What is to be committed.
+/// The changes to be committed.
 #[derive(Debug)]
 pub(super) struct Changes {
     version: u32,
@@ -25,8 +25,10 @@ pub(super) struct Changes {
     dirty: Bits,
     /// Slots with mappings that are not durable.
     pub(super) fresh: Vec<u32>,
-    /// Slots that hold nothing any more, with the blocks that they held.
+    /// Slots that are empty now, with the blocks that they held.
     pub(super) leaving: Vec<(u32, u64)>,
+    /// Slots that are empty now, for which no request waits.
+    pub(super) retired: Vec<u32>,
     /// How many of those a commit under way has.
     committing: u32,
     /// Words of slots that are to be marked: a request waits for that.
@@ -44,6 +46,7 @@ impl Changes {
             dirty: Bits::new(words_of(slots).div_ceil(PER_BLOCK)),
             fresh: Vec::new(),
             leaving: Vec::new(),
+            retired: Vec::new(),
             committing: 0,
             wanted: BTreeSet::new(),
             cleared: Vec::new(),
@@ -93,14 +96,14 @@ impl Changes {
 
     /// All of them, to be committed; none are left.
     pub(super) fn take(&mut self, slots: u64) -> Changes {
-        let next =
-            Changes { committing: self.leaving.len() as u32, ..Changes::new(self.version, slots) };
+        let committing = (self.leaving.len() + self.retired.len()) as u32;
+        let next = Changes { committing, ..Changes::new(self.version, slots) };
         std::mem::replace(self, next)
     }
 
     /// How many slots become free by commits.
     pub(super) fn leaving(&self) -> u32 {
-        self.leaving.len() as u32 + self.committing
+        (self.leaving.len() + self.retired.len()) as u32 + self.committing
     }
 
     /// The commit under way is durable.
@@ -115,11 +118,12 @@ impl Changes {
         self.dirty.join(&failed.dirty);
         self.fresh.extend(failed.fresh);
         self.leaving.extend(failed.leaving);
+        self.retired.extend(failed.retired);
         self.wanted.extend(failed.wanted);
         self.cleared.extend(failed.cleared);
     }
 
-    /// What the changed blocks of the arrays are to hold.
+    /// The new content for the changed blocks of the arrays.
     pub(super) fn picture(&self, slots: &Slots) -> Picture {
         let wanted: BTreeMap<u64, u64> = self
             .wanted
@@ -152,7 +156,7 @@ fn pieces(changed: &Bits, len: u64, value: impl Fn(u64) -> u64) -> BTreeMap<u64,
     changed.iter().map(piece).collect()
 }
 
-/// What a transaction is to write, as memory had it at one moment.
+/// The content for a transaction to write: the state in memory at one moment.
 #[derive(Debug)]
 pub(super) struct Picture {
     mappings: BTreeMap<u64, Vec<u64>>,

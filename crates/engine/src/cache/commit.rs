@@ -1,23 +1,22 @@
-//! Commits: what changed in memory becomes what the medium says. One is under way at a time, and
-//! shared by all who wait.
+//! Commits: changes in memory are written to the medium. One commit is in progress at a time,
+//! shared by all waiting requests.
 //!
 //! 1. The blocks of the transaction are written.
 //! 2. The metadata device is flushed, and with it the devices whose data the transaction names.
 //! 3. The superblock is written, and the metadata device flushed again.
-//! 4. Only then may slots be written to that are marked now, and only then is a slot free that
-//!    holds nothing any more.
+//! 4. Only then may the newly marked slots be written to, and only then are emptied slots free.
 //!
-//! A commit that fails changes nothing; what it carried is in the next one. Until one succeeds,
-//! requests that would have to wait for a commit fail, and the others go on.
+//! A failed commit has no effect; the next commit has its changes. Until one succeeds, requests
+//! that would have to wait for a commit fail, and the others continue.
 
 use std::collections::VecDeque;
 
+use crate::base::retry::Retry;
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::disk::DiskIo;
-use crate::error::Status;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Status};
 use crate::mutants::{self, Mutant};
-use crate::retry::Retry;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::target::Port;
@@ -25,10 +24,12 @@ use crate::units::Nanos;
 
 use super::blocks::Blocks;
 use super::changes::{Changes, Picture};
+use super::cut::Witness;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
-use super::metadata::writer::{Next, Reached};
+use super::metadata::transaction::Reached;
+use super::metadata::writer::Next;
 use super::metadata::{BLOCK_BYTES, Change, Transaction, Writer};
-use super::{Cache, OWN_SHIFT, TOKEN_COMMIT};
+use super::{Cache, OWN_SHIFT, TOKEN_COMMIT, waits};
 
 /// Metadata writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
@@ -41,7 +42,7 @@ const OWN_ORIGIN: u64 = 2;
 pub(super) enum Purpose {
     /// Something changed.
     Changes,
-    /// The cache comes to rest: the medium is to have everything exactly, and the hints.
+    /// The cache comes to rest: the medium is to have the exact state, and the hints.
     Rest,
 }
 
@@ -69,15 +70,23 @@ struct Round {
     phase: Phase,
     transaction: Transaction,
     queue: VecDeque<(u64, Buffer)>,
-    outstanding: u32,
+    /// I/O in flight, by the device: the metadata device, the cache device, the origin.
+    outstanding: [u32; 3],
     status: Result<(), Status>,
     changes: Changes,
     /// Words that requests wait for, with the bits that the medium gets.
     wanted: Vec<(u64, u64)>,
-    /// What the flushes of the cache device and of the origin cover.
+    /// The marks of the flushes of the cache device and of the origin.
     marks: [u64; 2],
     /// How often the origin had lost something when it began.
     doubts: u64,
+}
+
+impl Round {
+    /// Whether none of its I/O is in flight.
+    fn is_quiet(&self) -> bool {
+        self.outstanding == [0; 3]
+    }
 }
 
 /// The state of commits.
@@ -90,6 +99,10 @@ pub(super) struct State {
     pub(super) now: Nanos,
     /// The last commit that brought the cache to rest, or failed to, has ended.
     pub(super) has_rested: bool,
+    /// Whether the metadata is still there.
+    pub(super) witness: Witness,
+    /// Why the metadata device did not take the last commit.
+    pub(super) refusal: Option<String>,
 }
 
 /// The commits of a cache.
@@ -103,14 +116,16 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    pub(super) fn new(writer: Writer) -> Commits {
+    pub(super) fn new(metadata: &dyn Disk, writer: Writer) -> Commits {
         let state = State {
+            witness: Witness::new(metadata, &writer),
             writer,
             round: None,
             retry: Retry::default(),
             retry_at: 0,
             now: 0,
             has_rested: false,
+            refusal: None,
         };
         Commits { state: Mutex::new(state), durable: AtomicU64::new(0), failed: AtomicU64::new(0) }
     }
@@ -126,6 +141,13 @@ impl State {
         self.round.is_none()
     }
 
+    /// The device that the commit under way waits for.
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
+        let outstanding = self.round.as_ref()?.outstanding.into_iter();
+        let devices = [waits::METADATA, waits::CACHE, waits::ORIGIN];
+        outstanding.zip(devices).find_map(|(count, device)| (count > 0).then_some(device))
+    }
+
     /// When to try again.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
         self.retry.is_failing().then_some(self.retry_at)
@@ -133,6 +155,31 @@ impl State {
 }
 
 impl Cache {
+    /// Checks the metadata device. Whether it has lost something, now or before.
+    pub(super) fn has_lost_metadata(&self, state: &mut State) -> bool {
+        if state.witness.look(&*self.metadata) {
+            self.blocks().trouble.is_stuck = true;
+        }
+        state.witness.loss().is_some()
+    }
+
+    /// The failure of the metadata device, for people: a loss, or the reason why it did not take
+    /// the last commit.
+    pub(super) fn metadata_failure(&self, state: &State) -> Option<String> {
+        let name = &self.metadata.limits().name;
+        if let Some(loss) = state.witness.loss() {
+            return Some(format!(
+                "metadata device {name} failed: it {loss}; only `udm drain` can still save dirty \
+                 data, by writing it back"
+            ));
+        }
+        let refusal = state.refusal.as_ref()?;
+        Some(format!(
+            "metadata device {name} does not take commits: {refusal}; no new block is cached, and \
+             writes that need a commit fail; udm retries, and `udm drain` can write dirty data back"
+        ))
+    }
+
     /// What became of a commit.
     pub(super) fn verdict(&self, round: u64) -> Verdict {
         let has_failed = self.commits.failed.load(Ordering::SeqCst) >= round;
@@ -158,8 +205,9 @@ impl Cache {
             return;
         }
         if purpose == Purpose::Rest {
+            blocks.leave_unreadable();
             blocks.tidy(true);
-        } else if blocks.changes.is_empty() {
+        } else if blocks.changes.is_empty() && !blocks.is_mark_due() {
             return;
         }
         let slots = u64::from(blocks.slots.count());
@@ -169,14 +217,20 @@ impl Cache {
         let (number, doubts) = (blocks.rounds, blocks.trouble.doubts);
         let hints = (purpose == Purpose::Rest).then(|| hints(&blocks));
         let superblock = self.next_superblock(&state.writer, &blocks, hints.is_some());
+        // The mark is relied on only while every superblock that may be there has it.
+        blocks.trouble.is_untrusted &= superblock.is_untrusted;
         drop(blocks);
         if mutants::is(Mutant::MarkedEarly) {
             self.blocks().mark(picture.wanted());
         }
+        let is_lost = self.has_lost_metadata(state);
         let prepared = prepare(&state.writer, superblock, &picture, hints.as_deref());
         let mut transaction = match prepared {
-            Ok(transaction) => transaction,
-            Err(_) => return self.commit_failed(state, number, purpose, changes),
+            Ok(transaction) if !is_lost => transaction,
+            failed => {
+                state.refusal = failed.err().map(|error| refusal_of(&error));
+                return self.commit_failed(state, number, purpose, changes);
+            }
         };
         let queue = transaction.take_blocks().into();
         state.round = Some(Round {
@@ -185,7 +239,7 @@ impl Cache {
             phase: Phase::Blocks,
             transaction,
             queue,
-            outstanding: 0,
+            outstanding: [0; 3],
             status: Ok(()),
             changes,
             wanted: picture.wanted().to_vec(),
@@ -195,10 +249,16 @@ impl Cache {
         self.go_on(state, port);
     }
 
-    /// What the superblock is to say, besides what a writer puts there.
+    /// The content of the superblock, except the fields that a writer sets.
     fn next_superblock(&self, writer: &Writer, blocks: &Blocks, has_hints: bool) -> Superblock {
         let mut superblock = writer.superblock().clone();
         superblock.put_flag(CLEAN_SHUTDOWN, true);
+        // At rest, unless the origin may have lost data that its slots have.
+        let trouble = &blocks.trouble;
+        superblock.is_untrusted = match has_hints {
+            true => trouble.is_untrusted && blocks.is_origin_in_doubt(),
+            false => blocks.wants_mark(),
+        };
         let (fields, stats) = (&mut superblock.fields, &blocks.stats);
         fields.read_hits.set(stats.read_hits as u32);
         fields.read_misses.set(stats.read_misses as u32);
@@ -217,8 +277,9 @@ impl Cache {
     pub(super) fn complete_commit(&self, io: DiskIo, port: &mut Port) {
         let mut state = self.commits.lock();
         let round = state.round.as_mut().expect("a commit is under way");
-        round.outstanding -= 1;
         let own = io.token >> OWN_SHIFT & 3;
+        round.outstanding[own as usize] -= 1;
+        self.note_ended();
         match own {
             OWN_CACHE => self.cache.flushed(round.marks[0], io.result),
             OWN_ORIGIN => self.origin.flushed(round.marks[1], io.result),
@@ -228,6 +289,10 @@ impl Cache {
         match (own, io.result) {
             (OWN_CACHE, Err(_)) => self.lose(),
             (OWN_ORIGIN, Err(_)) => self.doubt(),
+            (_, Err(status)) => {
+                let op = if io.op == Op::Flush { "flush" } else { "write" };
+                state.refusal = Some(format!("a {op} of metadata failed ({status})"));
+            }
             _ => {}
         }
         self.go_on(&mut state, port);
@@ -235,22 +300,27 @@ impl Cache {
 
     /// Emits what comes next of the commit; ends it.
     fn go_on(&self, state: &mut State, port: &mut Port) {
+        let is_settled = |round: &Round| round.phase == Phase::Settling && round.is_quiet();
+        let is_lost = state.round.as_ref().is_some_and(is_settled) && self.has_lost_metadata(state);
         let round = state.round.as_mut().expect("a commit is under way");
+        if is_lost {
+            round.status = Err(Status::Io);
+        }
         if round.phase == Phase::Blocks && round.status.is_ok() {
-            while (round.outstanding as usize) < DEPTH_MAX
+            while (round.outstanding[0] as usize) < DEPTH_MAX
                 && let Some((address, buffer)) = round.queue.pop_front()
             {
                 let at = address * BLOCK_BYTES as u64;
                 let io = DiskIo::new(&self.metadata, Op::Write, at, buffer, TOKEN_COMMIT);
                 port.ios.push_back(io);
-                round.outstanding += 1;
+                round.outstanding[0] += 1;
             }
         }
-        if round.outstanding > 0 {
+        if !round.is_quiet() {
             return;
         }
         if round.phase == Phase::Settling && round.changes.needs_data() {
-            // A good flush may follow a failed one that has lost what it should have covered.
+            // A good flush may follow a failed one that has lost data of this commit.
             let trouble = self.blocks().trouble;
             let is_doubtful =
                 trouble.doubts != round.doubts && !mutants::is(Mutant::DoubtForgotten);
@@ -269,7 +339,7 @@ impl Cache {
             Phase::Settling => self.write_superblock(round, port),
             Phase::Superblock => {
                 round.phase = Phase::Last;
-                round.outstanding = 1;
+                round.outstanding[0] = 1;
                 port.ios.push_back(DiskIo::bare(&self.metadata, Op::Flush, 0, 0, TOKEN_COMMIT));
             }
             Phase::Last => self.end_good(state, port),
@@ -279,7 +349,7 @@ impl Cache {
     /// Flushes the metadata device, and those whose data the transaction names.
     fn settle(&self, round: &mut Round, port: &mut Port) {
         round.phase = Phase::Settling;
-        round.outstanding = 1;
+        round.outstanding[0] = 1;
         port.ios.push_back(DiskIo::bare(&self.metadata, Op::Flush, 0, 0, TOKEN_COMMIT));
         if !round.changes.needs_data() {
             return;
@@ -291,7 +361,7 @@ impl Cache {
             let side = [&self.cache, &self.origin][nth];
             if side.owes_flush() && !mutants::is(mutant) {
                 round.marks[nth] = side.mark();
-                round.outstanding += 1;
+                round.outstanding[own as usize] += 1;
                 port.ios.push_back(side.flush(TOKEN_COMMIT | own << OWN_SHIFT));
             }
         }
@@ -299,7 +369,7 @@ impl Cache {
 
     fn write_superblock(&self, round: &mut Round, port: &mut Port) {
         round.phase = Phase::Superblock;
-        round.outstanding = 1;
+        round.outstanding[0] = 1;
         let copy = Buffer::from_bytes(round.transaction.superblock().as_slice());
         port.ios.push_back(DiskIo::new(&self.metadata, Op::Write, 0, copy, TOKEN_COMMIT));
     }
@@ -309,13 +379,16 @@ impl Cache {
         let Round { number, purpose, transaction, changes, wanted, .. } =
             state.round.take().expect("a commit is under way");
         state.writer.committed(transaction);
+        state.witness = Witness::new(&*self.metadata, &state.writer);
         state.retry.succeeded();
+        state.refusal = None;
         state.has_rested |= purpose == Purpose::Rest;
         if mutants::is(Mutant::CommitToldEarly) {
             self.events.room();
         }
         let mut blocks = self.blocks();
         blocks.trouble.is_stuck = blocks.trouble.has_lost;
+        blocks.trouble.is_untrusted = state.writer.superblock().is_untrusted;
         blocks.committed(&changes, &wanted);
         self.commits.durable.store(number, Ordering::SeqCst);
         let is_urgent = blocks.changes.is_urgent();
@@ -323,7 +396,8 @@ impl Cache {
         if !mutants::is(Mutant::CommitToldEarly) {
             self.events.room();
         }
-        if !changes.leaving.is_empty() || self.orders.is_suspended() {
+        let frees = !changes.leaving.is_empty() || !changes.retired.is_empty();
+        if frees || self.orders.is_suspended() {
             self.events.work();
         }
         if is_urgent {
@@ -352,6 +426,9 @@ impl Cache {
         if !mutants::is(Mutant::FailedForgotten) {
             blocks.changes.put_back(changes);
         }
+        if !state.writer.is_in_doubt() {
+            blocks.trouble.is_untrusted = state.writer.superblock().is_untrusted;
+        }
         if blocks.trouble.doubts > 0 {
             blocks.doubt();
         }
@@ -362,6 +439,18 @@ impl Cache {
         // Those who wait fail; the background tries again.
         self.events.room();
         self.events.work();
+    }
+}
+
+/// Why no transaction could be prepared, for people.
+fn refusal_of(error: &Error) -> String {
+    let text = error.to_string();
+    match (error.kind(), text.strip_prefix("the metadata device is full: ")) {
+        (Kind::NoSpace, Some(rest)) => format!(
+            "it is full: {rest} (`udm cache dump`, and `udm cache restore` to a larger device, \
+             move the metadata of a removed device)"
+        ),
+        _ => text,
     }
 }
 

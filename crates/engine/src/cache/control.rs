@@ -34,8 +34,17 @@ impl Orders {
         self.is_draining.load(Ordering::SeqCst)
     }
 
+    pub(super) fn set_draining(&self, is_draining: bool) {
+        self.is_draining.store(is_draining, Ordering::SeqCst);
+    }
+
     pub(super) fn is_suspended(&self) -> bool {
         self.is_suspended.load(Ordering::SeqCst)
+    }
+
+    /// Whether another table was to take the media over.
+    pub(super) fn has_handed_over(&self) -> bool {
+        self.has_handed_over.load(Ordering::SeqCst)
     }
 
     /// How much may be on its way between the devices, in bytes.
@@ -45,37 +54,40 @@ impl Orders {
 }
 
 impl Cache {
-    /// See [`Target::set_draining`](crate::target::Target::set_draining).
-    pub(super) fn order_drain(&self, is_draining: bool) {
-        self.orders.is_draining.store(is_draining, Ordering::SeqCst);
-        self.events.work();
-    }
-
-    /// No bio is in flight: what is on its way between the devices ends, and the medium gets
-    /// everything exactly, driven by the background.
+    /// No bio is in flight: I/O between the devices ends, and the medium gets the exact state,
+    /// driven by the background.
     pub(super) fn begin_suspend(&self) {
+        self.begin_rest();
         self.commits.lock().has_rested = false;
         self.orders.is_suspended.store(true, Ordering::SeqCst);
         self.events.work();
     }
 
-    /// Whether, after a suspend, nothing is in flight and nothing is left to do.
+    /// Whether, after a suspend, no I/O is in flight and no work is left.
     pub(super) fn is_at_rest(&self) -> bool {
         let is_idle = self.background.lock().is_idle();
         let state = self.commits.lock();
         is_idle && state.is_idle() && state.has_rested
     }
 
-    /// Another table takes the media over, and knows what they say. An error if that is not all.
+    /// See [`Target::is_durable`](crate::target::Target::is_durable). The failure of a cache device
+    /// matters only for data that the origin lacks.
+    pub(super) fn is_all_durable(&self) -> bool {
+        let is_dirty = self.blocks().slots.dirty_count() > 0;
+        !(self.origin.owes_flush() || is_dirty && self.cache.owes_flush())
+    }
+
+    /// Another table takes the media over, and reads its state from them. An error if they do not
+    /// have the whole state.
     pub(super) fn leave_media(&self) -> Result<()> {
         let trouble = self.blocks().trouble;
         let is_doubted = trouble.doubts > 0 && !mutants::is(Mutant::DoubtLeftUnsaid);
         let why = match (trouble.has_lost, trouble.is_stuck, is_doubted) {
             (true, ..) => {
-                "its cache device has refused a flush, which another table would not know"
+                "its cache device failed a flush, and another table would not know about this"
             }
             (_, true, _) => "its metadata cannot be written at the moment",
-            (.., true) => "its origin has refused a flush, which another table would not know",
+            (.., true) => "its origin failed a flush, and another table would not know about this",
             _ => {
                 self.orders.has_handed_over.store(true, Ordering::SeqCst);
                 return Ok(());
@@ -99,7 +111,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Bios come again. What the medium says of dirty blocks is right, and stays so.
+    /// Bios arrive again. The dirty bits on the medium are right, and remain so.
     pub(super) fn end_suspend(&self) {
         self.orders.is_suspended.store(false, Ordering::SeqCst);
         self.events.work();
@@ -186,8 +198,8 @@ impl Cache {
         Ok(String::new())
     }
 
-    /// Gives up the slots of all of `ranges`, each a number, or a first one and an end; nothing if
-    /// one of them is wrong. The background commits that.
+    /// Gives up the slots of all of `ranges`, each a number, or a first one and an end; none if one
+    /// of them is wrong. The background commits that.
     fn invalidate_slots(&self, ranges: &[String]) -> Result<()> {
         let mut blocks = self.blocks();
         let count = u64::from(blocks.slots.count());
@@ -200,7 +212,8 @@ impl Cache {
             let end = end.or(first.filter(|_| !range.contains('-')).map(|first| first + 1));
             match (first, end) {
                 (Some(first), Some(end)) if first < end && end <= count => {
-                    slots.extend(first as u32..end as u32);
+                    let is_short = end > first + 1 && mutants::is(Mutant::LastKeptInRange);
+                    slots.extend(first as u32..end as u32 - u32::from(is_short));
                 }
                 _ => {
                     let message = format!(
@@ -211,7 +224,7 @@ impl Cache {
             }
         }
         let is_quiet = |slot: u32| match blocks.slots.block(slot) {
-            Some(block) => blocks.traffic.is_quiet(block),
+            Some(block) => blocks.in_flight.is_quiet(block),
             None => true,
         };
         if let Some(slot) = slots.iter().find(|slot| !is_quiet(**slot)) {

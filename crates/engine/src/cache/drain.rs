@@ -1,17 +1,20 @@
 //! Brings an origin up to date from its cache at rest, without serving it.
 //!
 //! 1. A batch of dirty blocks is copied, the origin is flushed, and then their dirty bits are
-//!    cleared, in a transaction. So a crash at any moment costs nothing: what counts as clean is
-//!    durable on the origin.
-//! 2. From the first transaction on, the metadata says what is dirty, also if it did not before:
-//!    nobody else has the cache, so its dirty bits stay right.
-//! 3. What cannot be read from the cache stays dirty. A failing origin ends the work.
+//!    cleared, in a transaction. So a crash at any moment loses no data: the data of clean blocks
+//!    is durable on the origin.
+//! 2. From the first transaction on, the metadata's dirty bits are valid, even if they were not
+//!    before: no other program has the cache, so they remain right.
+//! 3. The metadata's note of the origin (`origin`) is removed before the origin is written to.
+//! 4. Blocks that cannot be read from the cache stay dirty. A failing origin ends the work.
 
 use std::collections::VecDeque;
 
+use super::binding::Devices;
 use super::metadata::bits::Bits;
-use super::metadata::superblock::CLEAN_SHUTDOWN;
+use super::metadata::superblock::{CLEAN_SHUTDOWN, OriginNote};
 use super::metadata::{Change, Contents, Loaded, Next, Writer};
+use super::origin::{Found, drop_clean, note_of};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
@@ -28,17 +31,6 @@ const BATCH_BYTES: u64 = 64 * MIB;
 /// Elements of a block of mappings, or of words of dirty bits.
 const PER_BLOCK: u64 = 509;
 
-/// The devices of a cache.
-#[derive(Clone, Debug)]
-pub struct Devices {
-    /// The metadata device.
-    pub metadata: Arc<dyn Disk>,
-    /// The cache device.
-    pub cache: Arc<dyn Disk>,
-    /// The origin.
-    pub origin: Arc<dyn Disk>,
-}
-
 /// A cache that is being drained.
 #[derive(Debug)]
 pub struct Drain {
@@ -50,8 +42,12 @@ pub struct Drain {
     left: VecDeque<(u64, u64)>,
     /// Slots that could not be read.
     unreadable: Vec<u64>,
-    /// Whether the device already says what is dirty.
+    /// Whether the dirty bits on the device are valid.
     is_told: bool,
+    /// The device's note of the origin, until the origin is written to.
+    note: Option<OriginNote>,
+    /// Whether the origin was as its cache had left it.
+    was_same: bool,
 }
 
 /// A piece of a block that is copied.
@@ -64,20 +60,29 @@ struct Piece {
 }
 
 impl Drain {
-    /// Looks at what is to be done. Writes nothing.
-    pub fn new(devices: Devices, loaded: Loaded) -> Result<Drain> {
+    /// Determines the work, without writes. An error if there are dirty blocks and the origin has
+    /// changed since its cache ended; `remedy`: the option that would continue then; `None`:
+    /// continue.
+    pub fn new(devices: Devices, loaded: Loaded, remedy: Option<&str>) -> Result<Drain> {
+        let found = Found::of(&devices, &loaded.superblock);
+        devices.cache.expect_data(0);
         let writer = Writer::new(&loaded)?;
         let superblock = loaded.superblock;
         if superblock.needs_check() {
             let name = &devices.metadata.limits().name;
             let message = format!(
-                "{name} is marked as to be checked: `udm cache check --clear-needs-check-flag \
-                 {name}` does so"
+                "{name} has the needs-check flag: run `udm cache check --clear-needs-check-flag \
+                 {name}`"
             );
             return Err(Error::new(Kind::Refused, message));
         }
         let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
-        let contents = loaded.contents.opened(&superblock);
+        let mut contents = loaded.contents.opened(&superblock);
+        if let Some(remedy) = remedy {
+            found.check(&devices, &superblock, &contents, remedy)?;
+        }
+        // Clean blocks that are copies of another state of the origin must not outlive this.
+        let has_dropped = !found.is_same_origin() && drop_clean(&mut contents);
         let dirty = contents.dirty.iter();
         let mut left: Vec<(u64, u64)> =
             dirty.filter_map(|slot| Some((contents.block(slot)?, slot))).collect();
@@ -93,7 +98,9 @@ impl Drain {
             block_bytes,
             left: left.into_iter().map(|(block, slot)| (slot, block)).collect(),
             unreadable: Vec::new(),
-            is_told: superblock.is_clean(),
+            is_told: superblock.is_clean() && !has_dropped,
+            note: superblock.note,
+            was_same: found.is_known_same(),
         })
     }
 
@@ -119,6 +126,11 @@ impl Drain {
 
     /// Copies some blocks, makes them durable, and then clean.
     pub fn step(&mut self) -> Result<()> {
+        if self.note.is_some() {
+            let none = || Bits::new(0);
+            self.commit(&none(), &none(), None)?;
+            self.note = None;
+        }
         let blocks = (BATCH_BYTES / self.block_bytes).max(1) as usize;
         let batch: Vec<(u64, u64)> = self.left.iter().take(blocks).copied().collect();
         let failed = self.copy(&batch)?;
@@ -133,16 +145,27 @@ impl Drain {
             mappings.set(slot / PER_BLOCK);
             dirty.set(slot / 64 / PER_BLOCK);
         }
-        self.commit(&mappings, &dirty)?;
+        self.commit(&mappings, &dirty, None)?;
         self.left.drain(..batch.len());
         self.unreadable.extend(failed);
         Ok(())
     }
 
+    /// All possible work is done: records the new state of the origin, if its state was known
+    /// before. If the origin may have been changed, no note is written.
+    pub fn finish(&mut self) -> Result<()> {
+        let note = note_of(&self.devices.origin).filter(|_| self.was_same && self.note.is_none());
+        match note {
+            Some(note) => self.commit(&Bits::new(0), &Bits::new(0), Some(note)),
+            None => Ok(()),
+        }
+    }
+
     /// Says on the device what is dirty.
-    fn commit(&mut self, mappings: &Bits, dirty: &Bits) -> Result<()> {
+    fn commit(&mut self, mappings: &Bits, dirty: &Bits, note: Option<OriginNote>) -> Result<()> {
         let mut superblock = self.writer.superblock().clone();
         superblock.put_flag(CLEAN_SHUTDOWN, true);
+        superblock.note = note;
         let version = superblock.version();
         let change = match self.is_told {
             true => Change {
@@ -153,7 +176,7 @@ impl Drain {
                 dirty: self.contents.next_dirty(version, Some(dirty)),
                 ..Change::of_superblock(superblock)
             },
-            // What was noted before an unclean end does not count, and must not count now.
+            // A note from before an unclean end does not count, and must not count now.
             false => {
                 self.contents.hints = None;
                 self.contents.discards = Bits::default();
@@ -220,8 +243,8 @@ fn check_place(disk: &Arc<dyn Disk>, what: &str, number: u64, block_bytes: u64) 
         return Ok(());
     }
     let message = format!(
-        "{} has {} bytes, and no {what} {number} of {block_bytes} bytes, which is dirty: is it the \
-         right device?",
+        "{} has {} bytes, so {what} {number} of {block_bytes} bytes, which is dirty, is beyond its \
+         end: check that it is the right device",
         limits.name, limits.size_bytes
     );
     Err(Error::new(Kind::Refused, message))
@@ -233,7 +256,7 @@ fn flush(disk: &Arc<dyn Disk>) -> DiskIo {
 
 fn carry_out(disk: &Arc<dyn Disk>, ios: Vec<DiskIo>) -> Result<()> {
     disk.carry_out(ios).iter().try_for_each(|io| io.result).map_err(|status| {
-        let what = "writing what the cache has";
+        let what = "writing dirty data back";
         Error::new(Kind::Io, format!("{}: {what}: {status}", disk.limits().name))
     })
 }

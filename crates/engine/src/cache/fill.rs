@@ -1,5 +1,5 @@
-//! Requests for blocks that are in their slots in part, and fills: a request is answered first, and
-//! its data is used for the slot then. What the policy wants besides is read by the background.
+//! Requests for partially cached blocks, and fills. A request is answered first, and then its data
+//! is stored in the slot. The background reads the further sectors that the policy wants.
 
 use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
@@ -15,12 +15,13 @@ use super::partial::PARTIALS_MAX;
 use super::policy::{Fill, Miss, Next};
 use super::{Cache, TOKEN_FILL};
 
-/// Most blocks that come at a time for a policy that has whole ones; it asks again for others.
+/// Most blocks that are promoted at a time for a policy with whole blocks; it asks again for
+/// others.
 pub(super) const PROMOTIONS_MAX: usize = 64;
 /// Bytes of requests that are used for fills, in flight.
 pub(super) const FILLS_BYTES_MAX: u64 = 32 * MIB;
 
-/// A part of a request whose data goes to a slot when the request is answered.
+/// A part of a request whose data is stored in a slot after the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     id: u32,
@@ -32,7 +33,7 @@ pub(super) struct Spare {
 }
 
 impl Blocks {
-    /// Where a read of a block without a mapping goes, if a slot has a part of it.
+    /// The destination of a read of a block without a mapping, if a slot has a part of the block.
     pub(super) fn read_in_part(&mut self, miss: &Miss) -> Option<Way> {
         let slot = self.slots.partials.slot(miss.block)?;
         if self.slots.partials.has(miss.block, &miss.sectors()) {
@@ -45,7 +46,7 @@ impl Blocks {
         Some(self.read_filling(slot, miss))
     }
 
-    /// The same of a write: it goes to the origin, and then to the slot.
+    /// The same for a write, which udm stores on the origin, and then in the slot.
     pub(super) fn write_in_part(&mut self, miss: &Miss, has_data: bool) -> Option<Way> {
         let slot = self.slots.partials.slot(miss.block)?;
         if has_data {
@@ -57,8 +58,8 @@ impl Blocks {
         Some(Way::Fill { slot, id })
     }
 
-    /// The slot that has a part of a block of which all is written to, if that may go there alone:
-    /// the part is forgotten, and nothing is read or filled there.
+    /// The slot with a part of a block that is completely overwritten, if the write may go to the
+    /// slot alone: the part is forgotten, and no read or fill uses the slot.
     pub(super) fn end_part_for_whole(&mut self, block: u64) -> Option<u32> {
         let slot = self.slots.partials.slot(block)?;
         let is_quiet = self.is_quiet_in_part(block) || mutants::is(Mutant::WholeOverFill);
@@ -73,13 +74,14 @@ impl Blocks {
         Some(slot)
     }
 
-    /// Whether nothing uses the slot that has a part of a block, and nothing is on its way there.
+    /// Whether no I/O uses the slot with a part of a block, and no fill is in flight to it.
     fn is_quiet_in_part(&self, block: u64) -> bool {
-        let is_unused = self.traffic.is_quiet(block) || mutants::is(Mutant::PartLeftWhileRead);
+        let is_unused = self.in_flight.is_quiet(block) || mutants::is(Mutant::PartLeftWhileRead);
         is_unused && self.slots.partials.is_quiet(block)
     }
 
-    /// Gives a slot to a block that the policy admits, for parts of it. Where the request goes.
+    /// Gives a slot to a block that the policy admits in part. Returns the destination of the
+    /// request.
     pub(super) fn enter_in_part(&mut self, miss: &Miss, fill: Fill) -> Way {
         let block = miss.block;
         if !self.is_free(block) {
@@ -100,14 +102,14 @@ impl Blocks {
         way
     }
 
-    /// Whether a block may come: nothing moves it, and no write is on its way past the cache.
+    /// Whether a block may be promoted: it is not being moved, and no write is bypassing the cache.
     pub(super) fn is_free(&self, block: u64) -> bool {
         let has_writers =
-            self.traffic.has_writers(block) && !mutants::is(Mutant::PromotedOverWrite);
-        self.traffic.mover(block).is_none() && !has_writers
+            self.in_flight.has_writers(block) && !mutants::is(Mutant::PromotedOverWrite);
+        self.in_flight.mover(block).is_none() && !has_writers
     }
 
-    /// A slot for parts of a block that comes, if there is one now.
+    /// A slot for a block that is admitted in part, if there is one now.
     pub(super) fn begin_in_part(&mut self, block: u64) -> Option<u32> {
         let takes_parts = self.policy.takes_parts();
         let most = if takes_parts { PARTIALS_MAX } else { PROMOTIONS_MAX };
@@ -160,7 +162,8 @@ impl Blocks {
         self.has_work |= self.slots.partials.has_gaps();
     }
 
-    /// A fill has ended. A block that is in its slot as a whole gets a mapping: whether it did.
+    /// A fill has ended. If the slot now has the whole block, it gets a mapping. Returns whether it
+    /// did.
     fn end_fill(&mut self, block: u64, slot: u32, id: u32, is_done: bool) -> bool {
         let is_whole = self.slots.partials.ended(block, id, is_done);
         if is_whole {
@@ -178,8 +181,8 @@ impl Blocks {
         (self.slots.count() / ROOM_PART).clamp(1, ROOM_MAX)
     }
 
-    /// Does what the policy says of a slot without a mapping. How many slots become free by that;
-    /// `None`: that cannot be done now.
+    /// Carries out the policy's decision on a slot without a mapping. Returns how many slots become
+    /// free; `None`: not possible now.
     pub(super) fn follow_in_part(&mut self, next: Next) -> Option<u32> {
         let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
         let block = self.slots.partials.block(slot)?;
@@ -209,19 +212,19 @@ impl Blocks {
         }
     }
 
-    /// What was to come as a whole and cannot, because an I/O failed, is given up.
+    /// A block that was to be promoted whole, but cannot because an I/O failed, is given up.
     fn leave_failed(&mut self) {
         if self.policy.takes_parts() {
             return;
         }
         for (block, slot) in self.slots.partials.given_up() {
-            if self.traffic.is_quiet(block) {
+            if self.in_flight.is_quiet(block) {
                 self.leave_in_part(block, slot);
             }
         }
     }
 
-    /// No request is in flight: what is in its slot in part leaves. Whether it has left.
+    /// No request is in flight: partially cached blocks are dropped. Returns whether they are.
     pub(super) fn leave_parts(&mut self) -> bool {
         if self.slots.partials.is_busy() {
             return false;
@@ -234,7 +237,8 @@ impl Blocks {
 }
 
 impl Cache {
-    /// The origin has answered a part of a request: whether its data goes on to the slot.
+    /// The origin has answered a part of a request. Returns whether its data is also stored in the
+    /// slot.
     pub(super) fn spare(
         &self,
         blocks: &mut Blocks,
@@ -257,7 +261,7 @@ impl Cache {
             copy.as_mut_slice().copy_from_slice(data);
             let token = TOKEN_FILL | u64::from(id);
             let io = DiskIo::new(self.cache.disk(), Op::Write, at, copy, token);
-            self.background.run_errand(io);
+            self.background.hand_over(io);
         }
     }
 
@@ -287,7 +291,7 @@ impl Cache {
         }
     }
 
-    /// An I/O of a fill is back: a gap from the origin, or data that is in a slot now.
+    /// An I/O of a fill is complete: a gap read from the origin, or data stored in a slot.
     pub(super) fn complete_fill(&self, io: DiskIo, port: &mut Port) {
         let block_bytes = self.plan.block_bytes;
         let (place, offset) = (io.offset / block_bytes, io.offset % block_bytes);

@@ -1,13 +1,13 @@
-//! Which block each of many numbers has, and which number has a block. Numbers are slots, or others
-//! whose blocks are larger pieces.
+//! A two-way map between numbers and blocks: the block of a number, and the number of a block.
+//! Numbers are slots, or stand for larger pieces of the origin.
 //!
-//! Blocks with the same hash are a chain of numbers. The hash can be turned back into the block,
-//! and its upper bits are the number of the chain, which stands at the chain's end: beside the link
-//! to the next one in the chain a number has the lower bits alone. For a million slots in front of
-//! four billion blocks these are 34 bits, and the chains' first numbers are 11 more for each; a
-//! table of slots by hash and one of blocks by slot would be 56 to 75.
+//! Blocks with the same hash are a chain of numbers. The hash can be turned back into the block.
+//! Its upper bits are the number of the chain, which is stored at the chain's end; so a number
+//! stores only the lower bits, next to the link to the next number in the chain. For a million
+//! slots and four billion blocks, these are 34 bits for each slot, and the heads of chains are 11
+//! more. A table of slots by hash and one of blocks by slot would need 56 to 75 bits.
 
-use super::packed::{Packed, bits_of, ones};
+use super::bit_array::{BitArray, bits_of, ones};
 
 /// Of the golden ratio: upper bits of a product with it depend on all bits of the other factor.
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -15,11 +15,11 @@ const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Numbers, and their blocks.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// Of each chain the first number, plus 1; 0: it has none.
-    heads: Packed,
-    /// Of each number the next one, plus 1, or its chain, plus 1 and `count`; 0: it has no block.
+    /// The first number of each chain, plus 1; 0: it has none.
+    heads: BitArray,
+    /// For each number the next one, plus 1, or its chain, plus 1 and `count`; 0: without a block.
     /// Above that, the lower bits of the hash.
-    links: Packed,
+    links: BitArray,
     count: u32,
     next_bits: u32,
     rest_bits: u32,
@@ -37,7 +37,7 @@ struct Hash {
 impl Hash {
     fn new(bits: u32, key: u64) -> Hash {
         let factor = key >> (u64::BITS - bits.max(1)) | 1;
-        // Newton's way: each step doubles the bits that are right, of which five are at first.
+        // Newton's method: each step doubles the number of correct bits, which is five at first.
         let start = factor.wrapping_mul(3) ^ 2;
         let better =
             |inverse: u64| inverse.wrapping_mul(2_u64.wrapping_sub(factor.wrapping_mul(inverse)));
@@ -71,8 +71,8 @@ impl Index {
         let next_bits = bits_of(count + chains);
         let rest_bits = hash_bits - chain_bits;
         Index {
-            heads: Packed::new(chains as usize, bits_of(count)),
-            links: Packed::new(count as usize, next_bits + rest_bits),
+            heads: BitArray::new(chains as usize, bits_of(count)),
+            links: BitArray::new(count as usize, next_bits + rest_bits),
             count: count as u32,
             next_bits,
             rest_bits,
@@ -92,7 +92,7 @@ impl Index {
         ((hash >> self.rest_bits) as usize, hash & ones(self.rest_bits))
     }
 
-    /// What stands beside a number: where its chain goes on, and the rest of the hash.
+    /// The link of a number: the next number of its chain, and the rest of the hash.
     #[inline]
     fn link(&self, number: u64) -> (u64, u64) {
         let link = self.links.get(number as usize);
@@ -157,7 +157,7 @@ impl Index {
         self.links.put(number as usize, 0);
         let mut at = self.heads.get(chain);
         if at == to_number {
-            // The end of a chain is no head.
+            // The end of a chain is not a head.
             return self.heads.put(chain, self.number(next).map_or(0, |_| next));
         }
         let before = loop {

@@ -4,7 +4,8 @@ use super::metadata::source::read_one;
 use super::metadata::superblock::Superblock;
 use super::metadata::survey::{Survey, superblock, survey};
 use super::metadata::{Contents, Source};
-use crate::contents::{Contents as Report, Shape, Value};
+use crate::base::crc::crc32c_raw;
+use crate::common::contents::{Contents as Report, Shape, Value};
 use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::sync::Arc;
@@ -16,6 +17,13 @@ const FINDINGS_MAX: usize = 16;
 /// Whether `pmem` begins with a cache's metadata, as far as the magic number says.
 pub fn is_cache(pmem: &Arc<dyn Pmem>) -> bool {
     read_one(pmem, 0).is_ok_and(|block| Superblock::unchecked(&block).has_magic())
+}
+
+/// A checksum of the mark that binds devices to the metadata; `None` if it cannot be read.
+pub fn binding_of(pmem: &Arc<dyn Pmem>) -> Option<u64> {
+    let block = read_one(pmem, 0).ok()?;
+    let superblock = Superblock::parse(&block).ok().flatten()?;
+    Some(u64::from(crc32c_raw(u32::MAX, &superblock.fields.uuid)))
 }
 
 /// Reads all of the metadata. Never writes.
@@ -45,7 +53,7 @@ fn findings(found: &Survey) -> Vec<String> {
         found.findings().take(FINDINGS_MAX).map(ToString::to_string).collect();
     let more = found.damage.count() + found.remarks.count() - lines.len() as u64;
     if more > 0 {
-        lines.push(format!("and {more} findings more, which `udm cache check` lists"));
+        lines.push(format!("and {more} more findings, which `udm cache check` lists"));
     }
     lines
 }

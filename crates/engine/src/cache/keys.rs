@@ -1,5 +1,5 @@
-//! A few of many numbers, which have places from 0 on while they are there: what belongs to each
-//! stands in a row. There is no more memory than those take that are there, and a part of that.
+//! A sparse set of keys, each with an index from 0 on, so that callers keep the values of the keys
+//! in arrays. Memory is proportional to the number of present keys.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,7 +9,7 @@ use super::index::Index;
 const SPARE_PART: u32 = 8;
 const SPARE: u32 = 16;
 
-/// The numbers, which clients choose: with a hash that they cannot know.
+/// The keys, which clients choose: with a hash that clients cannot predict.
 #[derive(Debug)]
 pub(super) struct Keys {
     index: Index,
@@ -40,7 +40,7 @@ impl Keys {
         self.index.block(place as u32).expect("a place that is taken")
     }
 
-    /// A key that is not there comes, into the place after the last one.
+    /// Adds a key that is not present, with the next index.
     pub(super) fn push(&mut self, key: u64) {
         if self.len == self.index.count() {
             self.resize();
@@ -49,7 +49,7 @@ impl Keys {
         self.len += 1;
     }
 
-    /// A key is gone. The one in the last place comes into its place.
+    /// Removes a key. The key with the last index gets its index.
     pub(super) fn remove(&mut self, key: u64, place: usize) {
         self.index.remove(key, place as u32);
         self.len -= 1;

@@ -1,4 +1,4 @@
-//! What a commit changes for the blocks: slots become free, or may be written to; marks go.
+//! The effects of a commit on the blocks: slots become free or writable, and marks are removed.
 
 use crate::mutants::{self, Mutant};
 
@@ -26,13 +26,14 @@ impl Blocks {
         if mutants::is(Mutant::FreedEarly) {
             return;
         }
+        changes.retired.iter().for_each(|slot| self.slots.give_back(*slot));
         for &(slot, block) in &changes.leaving {
             self.slots.give_back(slot);
-            self.traffic.end_move(block);
+            self.in_flight.end_move(block);
         }
     }
 
-    /// The medium says that these slots are dirty.
+    /// The medium has these slots marked as dirty.
     pub(super) fn mark(&mut self, wanted: &[(u64, u64)]) {
         for &(word, bits) in wanted {
             let mapped = self.slots.mapped_word(word);
@@ -41,11 +42,11 @@ impl Blocks {
         }
     }
 
-    /// Takes marks away from slots that are clean and were not written to lately; or `is_all`.
-    /// Data must be flushed before the commit.
+    /// Removes the marks of slots that are clean and were not written to recently; or of all clean
+    /// slots with `is_all`. Data must be flushed before the commit.
     pub(super) fn tidy(&mut self, is_all: bool) {
         let mut written = Bits::new(u64::from(self.slots.count()));
-        let blocks: Vec<u64> = self.traffic.written().collect();
+        let blocks: Vec<u64> = self.in_flight.written().collect();
         let slots = blocks.into_iter().filter_map(|block| self.slots.find(block));
         slots
             .filter(|_| !mutants::is(Mutant::ClearedUnderWrite))

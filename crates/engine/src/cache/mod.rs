@@ -5,45 +5,56 @@
 //! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
 //! | `metadata` | the metadata device: every byte of it, reading, transactions, checks |
 //! | `policy` | which blocks the cache has: pure decisions |
-//! | `open`, `coming` | opening a cache; one that will take over from another |
-//! | `packed`, `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
-//! | `parts`, `ranges`, `numbers` | which sectors of a block are dirty; sets of sectors; a hash |
+//! | `open`, `incoming` | opening a cache; a cache that will replace another one |
+//! | `bit_array`, `index`, `slots`, `in_flight` | slots of blocks; states of slots; I/O in flight |
+//! | `dirty_sectors`, `ranges`, `numbers` | dirty sectors of a block; sets of sectors; a hash |
 //! | `blocks` | all of that under one lock: whether a request may go on |
-//! | `marks` | what a commit changes of that |
-//! | `side` | the devices with data, and what of them is not durable |
+//! | `through` | blocks that the origin also has, and a cache device that fails |
+//! | `marks` | the effects of a commit on the blocks |
+//! | `data_device` | a device with data, and which of its writes are not durable |
 //! | `request` | the life of a request |
-//! | `changes`, `commit` | what memory knows and the medium does not, and how it gets there |
-//! | `partial`, `fill` | blocks that are in their slots in part, and what brings the rest |
-//! | `copy`, `background` | blocks go, and are written back |
+//! | `changes`, `commit` | changes in memory, and their way to the medium |
+//! | `partial`, `fill` | partially cached blocks, and reading their rest |
+//! | `copy`, `background` | writing blocks back, and demoting them |
+//! | `aside` | dirty blocks that could not be copied, and the device that refused |
+//! | `settle` | the flushes of an orderly end |
 //! | `control`, `counts` | status, messages, suspend; counters |
-//! | `xml` | metadata as text, as thin-provisioning-tools have it |
-//! | `repair` | what can be kept of damaged metadata |
+//! | `cut` | metadata that its device has lost |
+//! | `xml` | metadata as text, in the format of thin-provisioning-tools |
+//! | `repair` | rescuing the readable part of damaged metadata |
 //! | `drain` | brings an origin up to date from a cache at rest |
-//! | `binding` | which metadata, cache device and origin belong together |
-//! | `view` | a cache that is served to read, and stays as it is |
-//! | `inspect`, `wipe` | what `inspect` reports of a metadata device; taking a cache apart |
+//! | `binding`, `origin` | the devices of a cache; whether the origin is unchanged |
+//! | `view` | a cache that is served read-only |
+//! | `inspect`, `wipe` | the report on a metadata device; taking a cache off its devices |
 //! | `mutants` | deliberate bugs, in tests alone |
 //! | `schedules` | tests of it under a scheduler |
 //!
-//! The medium always says that it was shut down cleanly: its dirty bits are right at any moment,
-//! because one is durable before its slot is written to, and goes after the slot's data is durable
-//! on the origin. So after a crash only what was dirty is dirty, for the kernel, too.
+//! The medium is always marked as shut down cleanly. Its dirty bits are right at any moment,
+//! because a dirty bit is durable before its slot is written to, and is removed after the slot's
+//! data is durable on the origin. So after a crash exactly the dirty blocks are dirty, also for the
+//! kernel.
 //!
 //! Locks, outermost first: background; commit; blocks; the rest. None is held during I/O.
 
 pub mod args;
+mod aside;
 mod background;
 pub mod binding;
+mod bit_array;
 mod blocks;
 mod changes;
-mod coming;
 mod commit;
 mod control;
 mod copy;
 mod counts;
+mod cut;
+mod data_device;
+mod dirty_sectors;
 pub mod drain;
 mod facts;
 mod fill;
+mod in_flight;
+mod incoming;
 mod index;
 pub mod inspect;
 mod keys;
@@ -52,9 +63,8 @@ pub mod metadata;
 mod mutants;
 mod numbers;
 mod open;
-mod packed;
+pub mod origin;
 mod partial;
-mod parts;
 mod plan;
 pub mod policy;
 mod ranges;
@@ -63,24 +73,27 @@ mod request;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
-mod side;
+mod settle;
 mod slots;
-mod traffic;
+pub(crate) mod survey;
+mod through;
 mod view;
+mod waits;
 pub mod wipe;
 pub mod xml;
 
 use crate::bio::{Bio, Op};
+use crate::common::per_port::PerPort;
 use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
-use crate::per_port::PerPort;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
-use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, TargetLimits, Waiting};
 use crate::units::Nanos;
 
 pub use args::{Mode, TableArgs, WORDS};
-pub use coming::Coming;
+pub use binding::Devices;
 pub use facts::limits;
+pub use incoming::Incoming;
 pub use open::OpenOptions;
 pub use view::View;
 
@@ -89,8 +102,8 @@ use blocks::Blocks;
 use commit::Commits;
 use control::Orders;
 use counts::Counts;
+use data_device::DataDevice;
 use plan::Plan;
-use side::Side;
 
 /// The kind of an I/O, in the high byte of its token; below it, 24 bits for the kind's own use,
 /// then the place of its job.
@@ -101,6 +114,7 @@ const TOKEN_COMMIT: u64 = 3 << 56;
 const TOKEN_COPY: u64 = 4 << 56;
 const TOKEN_CLEANED: u64 = 5 << 56;
 const TOKEN_FILL: u64 = 6 << 56;
+const TOKEN_SETTLED: u64 = 7 << 56;
 const OWN_SHIFT: u32 = 32;
 
 /// The most slots: the kernel's policy counts up to here.
@@ -118,8 +132,8 @@ struct Jobs {
 pub struct Cache {
     plan: Plan,
     metadata: Arc<dyn Disk>,
-    cache: Side,
-    origin: Side,
+    cache: DataDevice,
+    origin: DataDevice,
     blocks: Mutex<Blocks>,
     commits: Commits,
     jobs: Jobs,
@@ -127,6 +141,8 @@ pub struct Cache {
     orders: Orders,
     events: Arc<Events>,
     counts: Counts,
+    /// Notes for the user about the findings of the attach.
+    notes: Vec<String>,
 }
 
 impl Cache {
@@ -136,15 +152,19 @@ impl Cache {
     }
 }
 
-/// What clients should know of a cache on these devices.
+/// The limits of a cache on these devices for clients.
 fn limits_of(cache: &dyn Disk, origin: &dyn Disk) -> TargetLimits {
-    let bytes = |disk: &dyn Disk| disk.limits().block_bytes;
-    TargetLimits { block_bytes: bytes(cache).max(bytes(origin)), has_discard: true }
+    let both = cache.limits().of_target().and(origin.limits().of_target());
+    TargetLimits { has_discard: true, ..both }
 }
 
 impl Target for Cache {
     fn name(&self) -> &'static str {
         "cache"
+    }
+
+    fn losses(&self) -> u64 {
+        self.origin.losses() + self.cache.losses()
     }
 
     fn submit(&self, bio: Bio, port: &mut Port) {
@@ -160,7 +180,7 @@ impl Target for Cache {
             TOKEN_FLUSH => self.complete_flush(io, port),
             TOKEN_COMMIT => self.complete_commit(io, port),
             TOKEN_FILL => self.complete_fill(io, port),
-            TOKEN_COPY | TOKEN_CLEANED => self.background_is_back(io, port),
+            TOKEN_COPY | TOKEN_CLEANED | TOKEN_SETTLED => self.background_is_back(io, port),
             kind => panic!("no I/O of ours has token kind {kind:#x}"),
         }
     }
@@ -170,6 +190,10 @@ impl Target for Cache {
             0 => "a commit, or a block that moves",
             _ => "a commit",
         }
+    }
+
+    fn role_of(&self, disk: &Arc<dyn Disk>) -> &'static str {
+        self.role_of_disk(disk)
     }
 
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
@@ -207,10 +231,7 @@ impl Target for Cache {
     fn dirty(&self) -> Dirty {
         let is_failing = self.background.lock().is_failing();
         let blocks = self.blocks();
-        Dirty {
-            bytes: u64::from(blocks.slots.dirty_count()) * self.plan.block_bytes,
-            is_failing: is_failing || blocks.trouble.has_lost,
-        }
+        Dirty { bytes: u64::from(blocks.slots.dirty_count()) * self.plan.block_bytes, is_failing }
     }
 
     fn only_cached(&self) -> Option<OnlyCached> {
@@ -219,6 +240,14 @@ impl Target for Cache {
 
     fn set_draining(&self, draining: bool) {
         self.order_drain(draining);
+    }
+
+    fn waits_for(&self) -> Option<Waiting> {
+        self.awaited_device()
+    }
+
+    fn left_to_drain(&self) -> u64 {
+        self.bytes_to_drain()
     }
 
     fn suspend(&self) -> Result<()> {
@@ -230,8 +259,16 @@ impl Target for Cache {
         self.is_at_rest()
     }
 
+    fn is_durable(&self) -> bool {
+        self.is_all_durable()
+    }
+
     fn hand_over(&self) -> Result<()> {
         self.leave_media()
+    }
+
+    fn detach(&self) {
+        self.end();
     }
 
     fn resume(&self) -> Result<()> {

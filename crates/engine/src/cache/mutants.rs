@@ -3,9 +3,9 @@
 use crate::mutants::list_mutants;
 
 list_mutants! {
-    /// cache: what a crash, a failing device or a single thread shows.
+    /// cache: bugs that a crash, a failing device or a single thread shows.
     CACHE {
-    /// A clean slot is written to before the medium says that it is dirty.
+    /// A clean slot is written to before the medium has marked it as dirty.
     WrittenUnmarked,
     /// Slots count as marked when the commit that marks them begins.
     MarkedEarly,
@@ -19,13 +19,13 @@ list_mutants! {
     FreedEarly,
     /// A block that leaves is written to at the origin while the medium still has its slot.
     LeavingWritten,
-    /// A block comes into the cache as it was before a write that is under way.
+    /// A block is promoted with its state before a concurrent write.
     PromotedOverWrite,
-    /// What is written while its block is copied to the origin counts as copied.
+    /// Data that is written while its block is copied to the origin counts as copied.
     RewriteUnseen,
-    /// What was written back is clean before the origin's flush.
+    /// A block that was written back is clean before the origin's flush.
     CleanedUnflushed,
-    /// A failed flush of the origin is taken for a good one, after write-back.
+    /// A failed flush of the origin counts as successful, after write-back.
     CleanedByFailedFlush,
     /// A failed copy is taken for a good one.
     CleanedUnwritten,
@@ -35,9 +35,9 @@ list_mutants! {
     ZeroedBelowClean,
     /// A FUA write is not flushed.
     CacheFuaUnflushed,
-    /// What an origin shows whose flush failed is taken for durable.
+    /// Data read from an origin whose flush failed counts as durable.
     DoubtForgotten,
-    /// Nobody hears of a failed flush that a client did not ask for.
+    /// A failed flush without a client's request is never reported.
     FailedFlushUnsaid,
     /// After a failed flush of the cache device its data is committed by the next one.
     CacheLossForgotten,
@@ -49,9 +49,9 @@ list_mutants! {
     ThroughFailedClean,
     /// A request that joins late takes the commit under way for its own.
     JoinedLate,
-    /// What a failed commit carried is not in the next one.
+    /// The changes of a failed commit are not in the next one.
     FailedForgotten,
-    /// What a lost slot had is read from the origin, as it was earlier.
+    /// A block of a lost slot is read from the origin, which has older data.
     LossServed,
     /// A client's flush flushes the cache device alone.
     FlushOfCacheOnly,
@@ -59,89 +59,108 @@ list_mutants! {
     PartUnseen,
     /// Of a block that is dirty as a whole only what is written from now on is written back.
     WholeTakenForPart,
-    /// What is being written back is not written again after an error.
+    /// Sectors that are being written back are not written again after an error.
     PartsTakenEarly,
     /// A write does not spoil what it overlaps of a fill.
     FillNotSpoiled,
-    /// What a slot has of a block stays valid when it is written to at the origin.
+    /// The slot's part of a block stays valid when the block is written at the origin.
     RewrittenPartValid,
-    /// A fill begins while another is on its way to the same sectors.
+    /// A fill begins while another one to the same sectors is in flight.
     FillsOverlap,
     /// A block of which a part is in its slot gets a mapping.
     NamedInPart,
-    /// What could not be read, or not be written to its slot, counts as filled.
+    /// A fill that failed to read, or to write to its slot, counts as complete.
     FillUnread,
-    /// After an unclean shutdown the medium says that its dirty bits are right before they are.
+    /// After an unclean shutdown the medium marks its dirty bits as right before they are.
     CleanSaidEarly,
     /// Dirty bits are believed after an unclean shutdown.
     UncleanBelieved,
-    /// The medium does not hear that a table has made the cache longer or shorter.
+    /// The medium does not record that a table has made the cache longer or shorter.
     FitUncommitted,
     }
 
-    /// cache: what random histories meet too rarely, and a scene made for it shows.
-    CACHE_SCENES {
-    /// In passthrough a write leaves the slot as it is.
+    /// cache: bugs that random histories meet too rarely, and that special tests show.
+    CACHE_CASES {
+    /// In passthrough a write does not change the slot.
     PassthroughKept,
     /// Two writes of a block go through to both devices together.
     ThroughUnordered,
+    /// A read of a block that is being written through is answered by the slot.
+    ThroughReadEarly,
     /// A mark goes while a write through its slot is under way.
     ClearedUnderWrite,
-    /// What a superblock leads to that was sent and failed is written over.
+    /// Blocks of a superblock that was sent and failed are overwritten.
     AbandonedReused,
-    /// Of a word of version 1 that is in two blocks of mappings, the first is marked.
+    /// A word of format 1 that spans two blocks of mappings is marked in the first block only.
     MarkedShort,
     /// A slot is given away while a read of it is on its way.
     LeftWhileRead,
     /// Hints of another policy are believed.
     ForeignHints,
-    /// What a server that died left is believed before it is durable.
+    /// Data that a dead server left is trusted before it is durable.
     LeftUnsettled,
-    /// What a write brought is read that the server's death would still take back.
+    /// A client can read a write's data that the server's death would still take back.
     UnsettledSeen,
-    /// Zeroes are read that the server's death would still take back.
+    /// A client can read zeroes that the server's death would still take back.
     UnsettledZeroesSeen,
-    /// Zeroes below a slot count as durable though a flush of somebody else has lost them.
+    /// Zeroes below a slot count as durable although another client's failed flush has lost them.
     ZeroedByFailedFlush,
     /// A block that was written to in too many places is not written back in some of them.
     PartsCutShort,
     /// Zeroes of a part of a dirty block are not written back.
     ZeroesUnseen,
-    /// What a slot has of a block stays valid when it is zeroed at the origin.
+    /// The slot's part of a block stays valid when the block is zeroed at the origin.
     ZeroedPart,
-    /// A block in part leaves its slot while a read of it is on its way.
+    /// A partially cached block is dropped while a read of it is in flight.
     PartLeftWhileRead,
-    /// A write of a whole block takes the slot of a part while a fill is on its way there.
+    /// A write of a whole block takes the slot of a part while a fill to it is in flight.
     WholeOverFill,
-    /// The rest of a block is read before the answer to the request that lets it come.
+    /// The rest of a block is read before the answer to the request that admitted it.
     GapsFirst,
     /// Another table takes the media over after a flush of the origin failed, and does not know.
     DoubtLeftUnsaid,
+    /// A write in writethrough goes to the slot alone, which becomes dirty.
+    ThroughDirty,
+    /// Mappings of a server that died in writethrough are trusted.
+    UntrustedBelieved,
+    /// A block that came before a flush of the origin failed stays clean.
+    DoubtedFreshClean,
+    /// A message that invalidates a range leaves its last block.
+    LastKeptInRange,
+    /// A partial block at the end of the origin counts as a whole one.
+    TailRoundedUp,
+    /// A cache is wiped before its origin is flushed.
+    WipedUnflushed,
+    /// A slot where a write failed stays in use when its block is clean.
+    RefusedSlotKept,
+    /// A block of the origin where a write failed is clean in the cache.
+    HalfWrittenClean,
     }
 
-    /// cache: what requests of several blocks and tables that change show; the simulation finds it.
+    /// cache: bugs that need requests of several blocks and changing tables; the simulation finds
+    /// them.
     CACHE_TABLES {
-    /// A request of which a later block has to leave its slot has nobody commit that.
+    /// A request needs a later block to give up its slot, and starts no commit for that.
     LaterBlockUncommitted,
     /// A table that makes a cache shorter cuts off what is dirty.
     ShrunkOverDirty,
-    /// A table in passthrough mode takes over a cache that has dirty blocks.
+    /// A table in passthrough mode takes over a cache with dirty blocks.
     PassedByDirty,
     }
 
     /// cache: what only threads that run into each other show.
     CACHE_RACES {
-    /// A block is written back while a write to its slot is on its way.
+    /// A block is written back while a write to its slot is in flight.
     CleanedBesideWriter,
-    /// Write-back hears of a write to what it copies when the write has ended.
+    /// Write-back notices a write to the block that it copies only when the write has ended.
     RewriteSeenLate,
-    /// A fill hears of a write to the same sectors when the origin has answered that.
+    /// A fill notices a write to the same sectors only when the origin has answered the write.
     SpoiledLate,
     /// A flush covers what was written while it was under way.
     FlushMarkedLate,
     /// Requests that wait for a commit are woken before they can see that it is durable.
     CommitToldEarly,
-    /// Nobody notes that a request waits for what is under way in its block.
+    /// A request that waits for I/O in flight in its block is not recorded as waiting.
     WaitUnnoted,
     }
 }

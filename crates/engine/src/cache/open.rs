@@ -1,15 +1,19 @@
-//! Opening a cache: checks, the changes that the medium needs before it is served, and the parts
-//! put together.
+//! Opening a cache: checks, the changes that the medium needs before it is served, and the assembly
+//! of the running target.
 //!
-//! 1. A blank metadata device is formatted, if nothing else is known to be there.
-//! 2. What a server that died left is made durable before it is believed: it may have died between
-//!    a superblock and its flush.
-//! 3. What an unclean shutdown left is made true: everything is dirty, durably, and from then on
-//!    the medium says that its dirty bits are right.
-//! 4. Discards of an earlier server go: they would not be true after the next write.
+//! 1. A blank metadata device is formatted, if no other content is recognised on it.
+//! 2. Data that a dead server left is made durable before it is trusted: the server may have died
+//!    between a superblock and its flush.
+//! 3. After an unclean shutdown the medium is corrected: all blocks become dirty, durably, and from
+//!    then on the medium marks its dirty bits as right.
+//! 4. If the origin was changed since the orderly end of the last server, clean blocks are dropped
+//!    (`origin`).
+//! 5. Discards of an earlier server are dropped: they would not be true after the next write.
 
+use crate::base::attaching::AttachProgress;
 use crate::bio::Op;
 use crate::buffer::Buffer;
+use crate::common::contents::NOT_BY_FORCE;
 use crate::disk::{Disk, DiskIo, Extent};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -20,28 +24,32 @@ use crate::units::{SECTOR, human_pair};
 use super::args::{Mode, PolicyName, TableArgs};
 use super::background::Background;
 use super::binding;
+use super::binding::Devices;
 use super::blocks::Blocks;
 use super::commit::Commits;
 use super::control::Orders;
 use super::counts::Counts;
-use super::drain::Devices;
+use super::data_device::DataDevice;
 use super::metadata::bits::Bits;
-use super::metadata::block::BlockKind;
+use super::metadata::block::{Block, BlockKind};
 use super::metadata::source::{Source, read_each, read_one};
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
+use super::metadata::transaction::erase_superblock;
 use super::metadata::{BLOCK_BYTES, Change, Contents, Writer, format, load};
+use super::origin;
 use super::plan::Plan;
 use super::policy::{Policy, Probation, Rules, Shape, Smq, Uses};
-use super::side::Side;
 use super::slots::Slots;
 use super::{Cache, Jobs, SLOTS_MAX};
 
 /// Options for opening a cache that are not in the table line.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Format a metadata device that is blank although it, or the cache device, may hold something
-    /// else.
+    /// Format the metadata device although it, or the cache device, may hold other data; also over
+    /// a clean cache.
     pub force_format: bool,
+    /// Hears of a format.
+    pub progress: Arc<AttachProgress>,
 }
 
 fn error(kind: Kind, what: impl std::fmt::Display) -> Error {
@@ -59,7 +67,7 @@ impl Cache {
         let slots = check_devices(&args, len_bytes, &devices)?;
         let has_discard = devices.origin.limits().has_discard;
         let plan = Plan::new(args, len_bytes, has_discard);
-        prepare(&plan.args, &devices, options)?;
+        prepare(&plan.args, &devices, &options)?;
         if !mutants::is(Mutant::LeftUnsettled) {
             settle(&devices.metadata)?;
         }
@@ -67,16 +75,27 @@ impl Cache {
         check_superblock(&plan.args, &devices.metadata, &loaded.superblock)?;
         let mut writer = Writer::new(&loaded).map_err(|error| error.at(NO_METADATA))?;
         let mut superblock = loaded.superblock;
+        let found = origin::Found::of(&devices, &superblock);
         let is_marked = bind(&plan.args, &devices, &mut superblock, loaded.contents.mapped())?;
-        let was_clean = superblock.is_clean();
-        let mut contents = match was_clean || mutants::is(Mutant::UncleanBelieved) {
+        let was_untrusted = superblock.is_untrusted;
+        let was_clean = superblock.is_clean() && !was_untrusted;
+        let is_believed = was_clean || mutants::is(Mutant::UncleanBelieved);
+        let mut contents = match is_believed && !was_untrusted {
             true => loaded.contents,
             false => loaded.contents.opened(&superblock),
         };
         let has_hints = was_clean && are_hints_ours(&superblock, plan.args.policy);
         let fits = fit(&plan, &mut contents, slots)?;
         let fits = fits || mutants::is(Mutant::FitUncommitted);
+        // Not earlier: until here the device may have been read for other contents.
+        devices.cache.expect_data(0);
         let is_as_before = forget_holes(&plan, &mut contents, &*devices.cache) && fits;
+        if !plan.args.rebinds {
+            let remedy = "add `rebind true` to the table";
+            found.check(&devices, &superblock, &contents, remedy)?;
+        }
+        let has_dropped = !found.is_same_origin() && origin::drop_clean(&mut contents);
+        let notes = has_dropped.then(|| found.dropped(&devices)).into_iter().collect();
         let dirty = contents.dirty.ones();
         let passes = plan.args.features.mode == Mode::Passthrough;
         if passes && dirty > 0 && !mutants::is(Mutant::PassedByDirty) {
@@ -87,17 +106,21 @@ impl Cache {
             return Err(error(Kind::Refused, what));
         }
         let has_discards = superblock.fields.discard_blocks.get() > 0;
-        if !was_clean || !is_as_before || has_discards {
+        let is_untrusted = plan.args.features.mode != Mode::Writeback && contents.dirty.ones() == 0;
+        superblock.is_untrusted = is_untrusted;
+        // From here on the origin changes.
+        let had_note = superblock.note.take().is_some();
+        if !was_clean || !is_as_before || has_discards || has_dropped {
             make_true(&mut writer, &superblock, &mut contents, &devices.metadata)?;
-        } else if !is_marked {
+        } else if !is_marked || had_note || is_untrusted {
             commit(&mut writer, &Change::of_superblock(superblock), &devices.metadata)?;
         }
-        Ok(assemble(plan, devices, writer, contents, has_hints))
+        Ok(Cache { notes, ..assemble(plan, devices, writer, contents, has_hints) })
     }
 }
 
-/// Checks what `args` say of the devices, as far as that does not change while another cache serves
-/// them. Writes nothing.
+/// Checks `args` against the devices, but not properties that change while another cache serves
+/// them. Does not write.
 pub(super) fn check(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<()> {
     check_devices(args, len_bytes, devices)?;
     let block = read_one(&devices.metadata, 0);
@@ -136,15 +159,21 @@ fn check_devices(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<
 }
 
 /// Makes sure that there is metadata.
-fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<()> {
+fn prepare(args: &TableArgs, devices: &Devices, options: &OpenOptions) -> Result<()> {
     let disk = &devices.metadata;
     let block = read_one(disk, 0).map_err(|finding| Error::from(finding).at(NO_METADATA))?;
     let parsed = Superblock::parse(&block);
     let is_foreign = parsed.is_err() && !Superblock::unchecked(&block).has_magic();
+    let mut has_old = false;
     match parsed {
+        Ok(Some(_)) if options.force_format => {
+            refuse_dirty(disk)?;
+            has_old = true;
+        }
         Ok(Some(_)) => return Ok(()),
         Ok(None) => {}
-        // What is damaged is no reason to lose it.
+        Err(error) if !is_foreign && options.force_format => return Err(damaged(disk, &error)),
+        // Damaged metadata must not be overwritten.
         Err(error) if !is_foreign => return Err(error.at(NO_METADATA)),
         Err(_) => {}
     }
@@ -156,8 +185,7 @@ fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<
         if let Some((disk, found)) = looked.iter().find(|(_, found)| !found.is_empty()) {
             let (name, found) = (&disk.limits().name, probe::listed(found));
             let what = format!(
-                "{name} holds {found}: a new cache would overwrite it; --force-format says that it \
-                 may"
+                "{name} holds {found}: a new cache would overwrite it; --force-format allows this"
             );
             return Err(error(Kind::Refused, what));
         }
@@ -165,19 +193,56 @@ fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<
             return Err(not_empty(disk, 0));
         }
         refuse_unknown(disk, formatted.transaction.blocks())?;
+        refuse_data(devices)?;
+    }
+    options.progress.note_format();
+    if has_old {
+        // No old superblock may outlive the first change of the rest.
+        erase_superblock(disk)?;
     }
     formatted.transaction.carry_out(disk).map_err(|(error, _)| error.at(NO_METADATA))
 }
 
-/// An error if a format would write over something that is not known. What a format has written
-/// that was cut off, and metadata whose superblock was erased, as the kernel's documents advise,
-/// are known.
+/// Even by force, dirty blocks that only this cache has are not discarded.
+fn refuse_dirty(disk: &Arc<dyn Disk>) -> Result<()> {
+    let loaded = load(disk).map_err(|error| damaged(disk, &error))?;
+    let superblock = &loaded.superblock;
+    if superblock.needs_check() {
+        let what = Error::new(Kind::Invalid, "its needs-check flag is set");
+        return Err(damaged(disk, &what));
+    }
+    let is_clean = superblock.is_clean();
+    let dirty = loaded.contents.opened(superblock).dirty.ones();
+    if dirty == 0 {
+        return Ok(());
+    }
+    let why = if is_clean { "" } else { " (it was not shut down cleanly, so all blocks count)" };
+    let name = &disk.limits().name;
+    let what = format!(
+        "{name} has the metadata of {dirty} dirty blocks, which only the cache has{why}; \
+         {NOT_BY_FORCE}"
+    );
+    Err(error(Kind::Refused, what))
+}
+
+/// A cache that may be dirty, because its metadata is damaged.
+fn damaged(disk: &Arc<dyn Disk>, why: &Error) -> Error {
+    let name = &disk.limits().name;
+    let what = format!(
+        "{name} has the metadata of a cache that may have dirty blocks, and is damaged: {why}; \
+         `udm cache repair` repairs it; {NOT_BY_FORCE}"
+    );
+    error(Kind::Refused, what)
+}
+
+/// An error if a format would overwrite unknown data. Known are the blocks of a format that was cut
+/// off, and metadata whose superblock was erased, as the kernel's documents advise.
 fn refuse_unknown(disk: &Arc<dyn Disk>, blocks: &[(u64, Buffer)]) -> Result<()> {
     let addresses: Vec<u64> = blocks.iter().map(|(address, _)| *address).collect();
     let mut unknown = None;
     read_each(disk, &addresses, |nth, read| {
         let (address, written) = &blocks[nth];
-        // What cannot be read holds nothing.
+        // The data of an unreadable block is lost already.
         let Ok(block) = read else { return };
         let sectors = block.chunks(SECTOR as usize).zip(written.as_slice().chunks(SECTOR as usize));
         let is_cut_off = sectors
@@ -191,16 +256,32 @@ fn refuse_unknown(disk: &Arc<dyn Disk>, blocks: &[(u64, Buffer)]) -> Result<()> 
     unknown.map_or(Ok(()), |address| Err(not_empty(disk, address * BLOCK_BYTES as u64)))
 }
 
+/// An error if there is data where the format does not write, which blocks would overwrite.
+/// Metadata whose superblock was erased is known.
+fn refuse_data(devices: &Devices) -> Result<()> {
+    let is_metadata = |address: u64, block: &[u8]| {
+        let block: Option<&Block> = block.try_into().ok();
+        let is_of = |kind: &BlockKind, block| kind.check(block, address).is_ok();
+        block.is_some_and(|block| BlockKind::ALL.iter().any(|kind| is_of(kind, block)))
+    };
+    let data = probe::data_on_disk(&devices.metadata, 0, &is_metadata)
+        .map(|at| (&devices.metadata, at))
+        .or_else(|| Some((&devices.cache, probe::data_on_disk(&devices.cache, 0, &|_, _| false)?)));
+    let Some((disk, at)) = data else { return Ok(()) };
+    let what = format!("{}: {}", disk.limits().name, probe::data_found(at));
+    Err(error(Kind::Refused, what))
+}
+
 fn not_empty(disk: &Arc<dyn Disk>, at: u64) -> Error {
     let what = format!(
-        "{} is not empty where a format would write (byte {at}), and no cache metadata: it may \
+        "{} is not empty where a format would write (byte {at}), and is not cache metadata: it may \
          hold data; --force-format overwrites it",
         disk.limits().name
     );
     error(Kind::Refused, what)
 }
 
-/// Makes the metadata durable as it is.
+/// Makes the metadata durable in its present state.
 fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
     let flush = DiskIo::bare(metadata, Op::Flush, 0, 0, 0);
     let done = metadata.carry_out(vec![flush]);
@@ -221,7 +302,7 @@ pub(super) fn check_block_size(
         return Ok(());
     }
     let name = &metadata.limits().name;
-    let what = format!("{name} is of a cache with blocks of {found} sectors, not {wanted}");
+    let what = format!("{name} belongs to a cache with blocks of {found} sectors, not {wanted}");
     Err(Error::new(Kind::Invalid, what).at(NO_METADATA))
 }
 
@@ -235,15 +316,16 @@ fn check_superblock(
     let name = &metadata.limits().name;
     if superblock.needs_check() {
         let what = format!(
-            "Unable to get write access to metadata, please check/repair metadata: {name} is \
-             marked as to be checked, `udm cache check --clear-needs-check-flag {name}` does so"
+            "Unable to get write access to metadata, please check/repair metadata: {name} has the \
+             needs-check flag, run `udm cache check --clear-needs-check-flag {name}`"
         );
         return Err(error(Kind::Invalid, what));
     }
     Ok(())
 }
 
-/// Has the metadata say which devices it belongs to; an error if it says others. Whether it did.
+/// Records in the metadata which devices belong to it; an error if it names others. Returns whether
+/// it did.
 fn bind(
     args: &TableArgs,
     devices: &Devices,
@@ -271,7 +353,8 @@ fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
         && fields.hint_bytes.get() == 4
 }
 
-/// Makes the contents those of a cache of this many slots and of this origin. Whether they were.
+/// Adapts the contents to a cache of this many slots and to this origin. Returns whether they
+/// fitted already.
 fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
     let before = contents.slots();
     let cut_off = contents.dirty.iter().find(|slot| *slot >= slots);
@@ -303,8 +386,8 @@ fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
     Ok(before == slots && beyond.is_empty())
 }
 
-/// Drops clean slots that take no space on the cache device: it may have been cut, and made longer
-/// again, and the origin has the same in any case. Whether there were none.
+/// Drops clean slots that take no space on the cache device: the file may have been cut and
+/// extended again, and the origin has the same data in any case. Returns whether there were none.
 fn forget_holes(plan: &Plan, contents: &mut Contents, cache: &dyn Disk) -> bool {
     let size = cache.limits().size_bytes;
     let mut known = (0, Extent::Data);
@@ -323,7 +406,7 @@ fn forget_holes(plan: &Plan, contents: &mut Contents, cache: &dyn Disk) -> bool 
     lost.is_empty()
 }
 
-/// Has the medium say what is true, durably.
+/// Corrects the state on the medium, durably.
 fn make_true(
     writer: &mut Writer,
     superblock: &Superblock,
@@ -377,22 +460,25 @@ fn assemble(
     let mut blocks = Blocks::new(slots, version, policy, uses, plan.args.features.mode, admits);
     let fields = &writer.superblock().fields;
     blocks.may_copy = plan.args.migration_threshold > 0;
+    blocks.trouble.is_untrusted = writer.superblock().is_untrusted;
     blocks.stats.read_hits = fields.read_hits.get().into();
     blocks.stats.read_misses = fields.read_misses.get().into();
     blocks.stats.write_hits = fields.write_hits.get().into();
     blocks.stats.write_misses = fields.write_misses.get().into();
     let events = Arc::default();
+    let commits = Commits::new(&*devices.metadata, writer);
     Cache {
         orders: Orders::new(plan.args.migration_threshold),
         plan,
         metadata: devices.metadata,
-        cache: Side::new(devices.cache),
-        origin: Side::new(devices.origin),
+        cache: DataDevice::new(devices.cache),
+        origin: DataDevice::new(devices.origin),
         blocks: Mutex::new(blocks),
-        commits: Commits::new(writer),
+        commits,
         jobs: Jobs::default(),
         background: Background::new(&events),
         events,
         counts: Counts::default(),
+        notes: Vec::new(),
     }
 }

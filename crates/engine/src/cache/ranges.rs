@@ -12,8 +12,8 @@ use crate::mutants::{self, Mutant};
 /// Most ranges of a block.
 pub(super) const RANGES_MAX: usize = 16;
 
-/// A set of sectors: ranges in order, with gaps between them. Most sets have one range or none, so
-/// that takes no memory elsewhere.
+/// A set of sectors: ranges in order, with gaps between them. Most sets have one range or none,
+/// which needs no memory elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ranges {
     /// This one, unless it is empty.

@@ -1,9 +1,9 @@
-//! What can be kept of damaged metadata.
+//! Repair of damaged metadata: recovers the readable part.
 //!
-//! 1. Damage never makes a dirty block clean. Where it cannot be known whether a block is dirty, it
-//!    is taken for dirty.
-//! 2. What is lost is named.
-//! 3. Nothing is written here. The result goes to another device.
+//! 1. Damage never makes a dirty block clean. If it is unknown whether a block is dirty, the block
+//!    counts as dirty.
+//! 2. The loss is reported.
+//! 3. The damaged device is not written. The result is written to another device.
 
 use super::metadata::array::{Found, Piece};
 use super::metadata::bits::Bits;
@@ -15,22 +15,22 @@ use super::metadata::{Contents, Source};
 use super::xml::slots_max;
 use crate::error::{Error, Kind, Result};
 
-/// What was kept.
+/// The recovered data.
 #[derive(Debug)]
 pub struct Repaired {
     /// Flags, statistics and policy.
     pub superblock: Superblock,
-    /// What the cache's blocks are.
+    /// The state of the cache's blocks.
     pub contents: Contents,
-    /// What was found wrong.
+    /// The damage that was found.
     pub found: Vec<String>,
-    /// What is not as it was, but costs no data.
+    /// Changes that lose no data.
     pub notes: Vec<String>,
-    /// What nobody has any more.
+    /// The lost data.
     pub lost: Vec<String>,
 }
 
-/// Reads all that can be read of `source`. An error if nothing leads to the mappings.
+/// Reads all readable parts of `source`. An error if no root leads to the mappings.
 pub fn repair(source: &dyn Source) -> Result<Repaired> {
     let (superblock, mut found) = superblock(source)?;
     let is_trusted = found.is_empty();
@@ -38,7 +38,7 @@ pub fn repair(source: &dyn Source) -> Result<Repaired> {
     found.extend(survey.findings().map(ToString::to_string));
     let more = survey.damage.more + survey.remarks.more;
     if more > 0 {
-        found.push(format!("and {more} findings more"));
+        found.push(format!("and {more} more findings"));
     }
     let end = |found: &Found| {
         found.pieces.last().map_or(0, |piece| piece.first + piece.values.len() as u64)
@@ -46,7 +46,7 @@ pub fn repair(source: &dyn Source) -> Result<Repaired> {
     let slots = survey.superblock.slots().max(end(&survey.mappings));
     let slots_max = slots_max(source.blocks()).min(u32::MAX.into());
     if slots > slots_max || (slots > 0 && survey.mappings.pieces.is_empty()) {
-        let message = "no mapping can be read: there is nothing to repair";
+        let message = "no mapping can be read, so no repair is possible";
         return Err(Error::new(Kind::Io, message));
     }
     let mut repair = Repair {
@@ -64,8 +64,7 @@ pub fn repair(source: &dyn Source) -> Result<Repaired> {
     Ok(repair.done(found))
 }
 
-/// The superblock, and what is wrong with it. One whose checksum is wrong is taken as it is, but
-/// not believed.
+/// The superblock, and its defects. If its checksum is wrong, its fields are used, but not trusted.
 fn superblock(source: &dyn Source) -> Result<(Superblock, Vec<String>)> {
     let block = read_one(source, 0)?;
     let error = match Superblock::parse(&block) {
@@ -76,7 +75,7 @@ fn superblock(source: &dyn Source) -> Result<(Superblock, Vec<String>)> {
     let superblock = Superblock::unchecked(&block);
     match superblock.has_magic() && superblock.check().is_ok() {
         true => Ok((superblock, vec![error.to_string()])),
-        false => Err(error.at("nothing leads to the mappings")),
+        false => Err(error.at("the mappings cannot be found")),
     }
 }
 
@@ -118,11 +117,11 @@ impl Repair {
             }
         }
         if odd > 0 {
-            self.notes.push(format!("{odd} slots had unknown flags: they are taken for dirty"));
+            self.notes.push(format!("{odd} slots had unknown flags: they count as dirty"));
         }
         for (from, to) in gaps(&self.survey.mappings.pieces, self.contents.slots()) {
             self.lost.push(format!(
-                "slots {from} to {}: nobody knows what they held, and what of it was dirty",
+                "slots {from} to {}: their blocks are unknown, and may have been dirty",
                 to - 1
             ));
         }
@@ -160,7 +159,7 @@ impl Repair {
         }
         if unknown > 0 {
             let why = if self.is_clean { "cannot be read" } else { "do not count" };
-            self.notes.push(format!("{unknown} slots are taken for dirty: their dirty bits {why}"));
+            self.notes.push(format!("{unknown} slots count as dirty: their dirty bits {why}"));
         }
     }
 
@@ -175,14 +174,14 @@ impl Repair {
             let dirty: Vec<u64> = same.iter().filter(is_dirty).map(|(_, slot)| *slot).collect();
             match dirty[..] {
                 [] | [_] => self.notes.push(format!(
-                    "{} slots held block {block} of the origin: those that are clean are free now",
+                    "{} slots held block {block} of the origin: the clean ones are free now",
                     same.len()
                 )),
                 [kept, ref others @ ..] => {
                     let others: Vec<String> = others.iter().map(u64::to_string).collect();
                     self.lost.push(format!(
                         "slots {}: they held block {block} of the origin, dirty, as slot {kept} \
-                         does; which of them is the newest, nobody knows",
+                         does; it is unknown which of them is the newest",
                         others.join(", ")
                     ));
                 }
@@ -211,7 +210,8 @@ impl Repair {
         let words: Vec<u64> =
             pieces.iter().flat_map(|piece| piece.values.iter().copied()).collect();
         let is_whole = gaps(pieces, words.len() as u64).is_empty();
-        // They say how long the origin is, and are wrong where it has more blocks than that.
+        // The discards give the length of the origin, and are wrong if it has more blocks than
+        // that.
         let end = self.survey.origin_blocks().unwrap_or(u64::MAX);
         let is_long_enough = self.contents.in_use().all(|(_, block)| block < end);
         let is_right = is_whole && is_long_enough && words.len() as u64 == len.div_ceil(64);
@@ -227,7 +227,9 @@ impl Repair {
     fn done(self, found: Vec<String>) -> Repaired {
         let Repair { survey, is_clean, contents, notes, lost } = self;
         let mut superblock = survey.superblock;
-        // All that counts is known now. Without a clean shutdown, a kernel would not look at it.
+        // Its cache may have been served since.
+        superblock.note = None;
+        // All state that counts is known now. Without a clean shutdown, a kernel would ignore it.
         superblock.put_flag(CLEAN_SHUTDOWN, true);
         superblock.put_flag(NEEDS_CHECK, false);
         if contents.discards.is_empty() {

@@ -1,11 +1,12 @@
 //! The life of a request.
 //!
-//! A bio is served in stages. A stage is as much of the bio, from its progress on, as may go on
-//! now: its I/O is emitted, and the bio goes on when all of it is back. A bio that may not go on is
-//! parked as it is, and looks again when something has changed: so nothing is held while it waits.
-//! What was given a slot, or lost one, waits for a commit, whose number is in the bio's note. The
-//! note of a FUA bio also says how often the origin had lost something when its first stage began:
-//! if it loses more before the bio is durable, that may have been the bio's.
+//! A bio is served in stages. A stage is the part of the bio, from its progress on, that may
+//! continue now: its I/O is emitted, and the bio continues when all of the I/O is complete. A bio
+//! that may not continue is parked unchanged, and tries again after a change, so it holds no
+//! resource while it waits. If a block was given a slot, or lost one, the bio waits for a commit,
+//! whose number is in the bio's note. The note of a FUA bio also has the number of the origin's
+//! losses when its first stage began: if the origin loses more data before the bio is durable, this
+//! may have been the bio's data.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -24,10 +25,12 @@ use super::{Cache, OWN_SHIFT, TOKEN_FLUSH, TOKEN_REQUEST};
 
 /// Own bits of a token: the first sector within the bio, and whether the buffer is the bio's own.
 const OWN_LENT: u64 = 1 << 23;
-/// The last block of an origin whose size is no multiple of blocks: it is never cached.
+/// The last block of an origin whose size is not a multiple of the block size: it is never cached.
 const TAIL: u64 = u64::MAX;
 /// A note's upper bits: one more than the losses of the origin; below, the number of a commit.
 const NOTE_LOSSES: u32 = 48;
+/// Bit of a note: the cache device failed a write of a whole block, and the origin is to take it.
+const NOTE_PAST: u64 = 1 << 47;
 /// Most blocks of a stage.
 const STAGE_BLOCKS_MAX: usize = 1024;
 
@@ -47,12 +50,41 @@ pub(super) struct Stage {
     outstanding: u32,
     status: Result<(), Status>,
     parts: Vec<Part>,
-    /// Slots that could not be read, or others that were read together with them.
+    /// Slots that could not be read, and slots that were read in the same I/O.
     unread: Vec<u32>,
+    /// The same of writes that the origin has, or can take.
+    unwritten: Vec<u32>,
     /// The origin is flushed, for slots that are given up.
     is_settling: bool,
     /// How often the origin had lost something when it began.
     doubts: u64,
+}
+
+impl Part {
+    /// The result for this part, if the stage ended with `status`, and these slots could not be
+    /// written.
+    fn ended(&self, status: Result<(), Status>, unwritten: &[u32]) -> Result<(), Status> {
+        match self.way {
+            Way::New(slot) | Way::Both(slot) if unwritten.contains(&slot) => Err(Status::Io),
+            _ => status,
+        }
+    }
+
+    /// Whether the request is served again, without the slot that this part had.
+    fn is_to_come_again(&self, ended: Result<(), Status>, status: Result<(), Status>) -> bool {
+        match self.way {
+            Way::Both(_) => ended.is_err() && !mutants::is(Mutant::ThroughFailedClean),
+            Way::New(_) => ended.is_err() && status.is_ok(),
+            _ => false,
+        }
+    }
+}
+
+impl Stage {
+    /// Whether what it writes to a slot is to be nowhere else.
+    fn has_alone(&self, slot: u32) -> bool {
+        self.parts.iter().any(|part| part.way == Way::Slot(slot))
+    }
 }
 
 /// A flush under way.
@@ -61,7 +93,7 @@ pub(super) struct FlushJob {
     bio: Bio,
     outstanding: u32,
     status: Result<(), Status>,
-    /// What the flushes of the cache device and of the origin cover.
+    /// The marks of the flushes of the cache device and of the origin.
     marks: [u64; 2],
     /// How often the origin had lost something when it began.
     doubts: u64,
@@ -130,12 +162,13 @@ impl Cache {
         }
     }
 
-    /// Claims as much of the bio as may go on. What stops it, and how often the origin has lost
-    /// something until then.
+    /// Claims as much of the bio as may continue. Returns the reason to stop, and the number of the
+    /// origin's losses at that time.
     fn claim(&self, bio: &Bio, parts: &mut Vec<Part>) -> (Option<Claim>, u64) {
         let block_bytes = self.plan.block_bytes;
         let mut at = bio.offset + bio.progress;
         let mut blocks = self.blocks();
+        let is_past = bio.note & NOTE_PAST != 0;
         let mut stopped = None;
         while at < bio.end() && parts.len() < STAGE_BLOCKS_MAX {
             let block = at / block_bytes;
@@ -145,7 +178,8 @@ impl Cache {
             }
             let start = block * block_bytes;
             let len = bio.end().min(start + block_bytes) - at;
-            match claim_part(&mut blocks, bio.op, block, at - start, len, block_bytes) {
+            let is_whole = len == block_bytes;
+            match claim_part(&mut blocks, bio.op, (block, at - start, len), is_whole, is_past) {
                 Claim::Go(way) => parts.push(Part { block, way, len }),
                 claim => {
                     stopped = Some(claim);
@@ -202,8 +236,10 @@ impl Cache {
         if bio.fua && bio.note >> NOTE_LOSSES == 0 {
             bio.note |= losses_note(doubts);
         }
-        let (status, unread, is_settling) = (Ok(()), Vec::new(), false);
-        let stage = Stage { bio, len, outstanding, status, parts, unread, is_settling, doubts };
+        let (status, unread, unwritten) = (Ok(()), Vec::new(), Vec::new());
+        let is_settling = false;
+        let stage =
+            Stage { bio, len, outstanding, status, parts, unread, unwritten, is_settling, doubts };
         let place = u64::from(self.jobs.stages.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
     }
@@ -252,12 +288,19 @@ impl Cache {
             let into = &mut stage.bio.buffer.as_mut_slice()[from..from + io.len as usize];
             into.copy_from_slice(spare.as_slice());
         }
-        stage.status = stage.status.and(io.result);
-        if io.op == Op::Read && io.result.is_err() && Arc::ptr_eq(&io.disk, self.cache.disk()) {
+        let mut result = io.result;
+        if result.is_err() && io.len > 0 && Arc::ptr_eq(&io.disk, self.cache.disk()) {
             let (first, last) = (io.offset, io.offset + io.len - 1);
             let slots = first / self.plan.block_bytes..=last / self.plan.block_bytes;
-            stage.unread.extend(slots.map(|slot| slot as u32));
+            let slots = slots.map(|slot| slot as u32);
+            if io.op == Op::Read {
+                stage.unread.extend(slots);
+            } else if slots.clone().all(|slot| !stage.has_alone(slot)) {
+                stage.unwritten.extend(slots);
+                result = Ok(());
+            }
         }
+        stage.status = stage.status.and(result);
         stage.outstanding -= 1;
         if stage.outstanding > 0 {
             drop(stages);
@@ -278,15 +321,17 @@ impl Cache {
     }
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
-        let Stage { mut bio, len, mut status, parts, unread, is_settling, doubts, .. } = stage;
+        let Stage {
+            mut bio, len, mut status, parts, unread, unwritten, is_settling, doubts, ..
+        } = stage;
         let is_write = bio.op != Op::Read;
-        let (mut tells, mut round) = (false, 0);
+        let (mut tells, mut round, mut again) = (false, 0, false);
         if is_settling && status.is_err() {
             self.origin.flushed(0, status);
             self.doubt();
         }
         let mut blocks = self.blocks();
-        // A flush of somebody else may have failed meanwhile, and lost the zeroes below a slot.
+        // Another client's flush may have failed meanwhile, and lost the zeroes below a slot.
         let is_sure = blocks.trouble.doubts == doubts || mutants::is(Mutant::ZeroedByFailedFlush);
         if is_settling && !is_sure {
             status = Err(Status::Io);
@@ -296,11 +341,17 @@ impl Cache {
             let place = (bio.offset + from, from, part.len);
             let has_data = Cache::has_data(&bio, status);
             spares.extend(self.spare(&mut blocks, (part.block, part.way), place, has_data));
-            tells |= blocks.end_part(part.block, part.way, is_write, status);
+            let ended = part.ended(status, &unwritten);
+            again |= part.is_to_come_again(ended, status);
+            tells |= blocks.end_part(part.block, part.way, is_write, ended);
             from += part.len;
         }
         if parts.iter().any(|part| matches!(part.way, Way::New(_) | Way::Below(_))) {
             round = blocks.next_round();
+        }
+        if again {
+            bio.note |= NOTE_PAST;
+            self.counts.passed_by.fetch_add(1, Ordering::Relaxed);
         }
         // The slot may have lost what it showed.
         let is_stale = !is_write
@@ -312,14 +363,17 @@ impl Cache {
             self.events.room();
         }
         self.begin_fills(&bio, &spares, port);
-        // Also when it brought nothing: gaps may have waited for it.
+        // Even if it stored no data: gaps may have waited for it.
         if parts.iter().any(|part| matches!(part.way, Way::Fill { .. })) {
             self.events.work();
         }
         if falls_back {
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
         }
-        if is_stale || falls_back {
+        if again {
+            self.events.work();
+        }
+        if is_stale || falls_back || again {
             return self.serve(bio, port);
         }
         if let Err(status) = status {
@@ -348,10 +402,15 @@ impl Cache {
 
     /// Makes durable what is done.
     pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
-        let trouble = self.blocks().trouble;
+        let blocks = self.blocks();
+        let (trouble, is_dirty) = (blocks.trouble, blocks.slots.dirty_count() > 0);
+        drop(blocks);
         let losses = bio.note >> NOTE_LOSSES << NOTE_LOSSES;
         let has_lost_some = losses != 0 && losses != losses_note(trouble.doubts);
-        if trouble.has_lost || has_lost_some {
+        let needs_cache = !trouble.is_untrusted;
+        // Data that the origin has needs no metadata.
+        let is_lost = needs_cache && is_dirty && self.has_lost_metadata(&mut self.commits.lock());
+        if trouble.has_lost && needs_cache || is_lost || has_lost_some {
             return port.finish(bio, Err(Status::Io));
         }
         let sides = [&self.cache, &self.origin];
@@ -383,7 +442,10 @@ impl Cache {
             false => job.marks[nth],
         };
         side.flushed(mark, io.result);
-        job.status = job.status.and(io.result);
+        let needs_cache = !self.blocks().trouble.is_untrusted;
+        if nth == 1 || needs_cache {
+            job.status = job.status.and(io.result);
+        }
         job.outstanding -= 1;
         let job = (job.outstanding == 0).then(|| jobs.remove(place));
         drop(jobs);
@@ -394,17 +456,21 @@ impl Cache {
         }
         if let Some(FlushJob { bio, status, doubts, .. }) = job {
             let trouble = self.blocks().trouble;
-            let is_sure = !trouble.has_lost && trouble.doubts == doubts;
+            let is_lost = trouble.has_lost && !trouble.is_untrusted;
+            let is_sure = !is_lost && trouble.doubts == doubts;
             let status = if is_sure { status } else { Err(Status::Io) };
             self.end_flush_of_client(bio, status, port);
         }
     }
 
-    /// A flush that failed fails for the client whose flush ends next, also if another asked for
-    /// it: a good flush that began after the failed one covers nothing of what that one has lost.
+    /// A failed flush is reported to the client whose flush ends next, even if another client
+    /// requested it: a good flush that began after the failed one does not cover the data that the
+    /// failed one has lost.
     fn end_flush_of_client(&self, bio: Bio, status: Result<(), Status>, port: &mut Port) {
-        let unheard = [&self.cache, &self.origin].map(|side| side.take_unheard());
-        port.finish(bio, if unheard == [false; 2] { status } else { Err(Status::Io) });
+        let needs_cache = !self.blocks().trouble.is_untrusted;
+        let of_cache = needs_cache && self.cache.take_unheard();
+        let is_unheard = self.origin.take_unheard() || of_cache;
+        port.finish(bio, if is_unheard { Err(Status::Io) } else { status });
     }
 
     /// A flush of the cache device failed.
@@ -425,11 +491,11 @@ impl Cache {
 
 /// The number of the commit that the bio waits for, or 0.
 pub(super) fn commit_of(bio: &Bio) -> u64 {
-    bio.note & ((1 << NOTE_LOSSES) - 1)
+    bio.note & (NOTE_PAST - 1)
 }
 
 fn put_commit(bio: &mut Bio, number: u64) {
-    bio.note = bio.note >> NOTE_LOSSES << NOTE_LOSSES | number;
+    bio.note = bio.note & !(NOTE_PAST - 1) | number;
 }
 
 /// The upper bits of a note.
@@ -440,17 +506,15 @@ fn losses_note(doubts: u64) -> u64 {
 fn claim_part(
     blocks: &mut Blocks,
     op: Op,
-    block: u64,
-    offset: u64,
-    len: u64,
-    block_bytes: u64,
+    (block, offset, len): (u64, u64, u64),
+    is_whole: bool,
+    is_past: bool,
 ) -> Claim {
-    let is_whole = len == block_bytes;
     let miss = |is_write| Miss { block, offset: offset as u32, len: len as u32, is_write };
     match op {
         Op::Read => blocks.read(&miss(false)),
-        Op::Write => blocks.write(&miss(true), is_whole),
+        Op::Write => blocks.write(&miss(true), is_whole && !is_past),
         Op::Discard | Op::WriteZeroes => blocks.zero(&miss(true), is_whole),
-        Op::Flush => unreachable!("a flush has no blocks"),
+        Op::Flush => unreachable!("a flush names no blocks"),
     }
 }

@@ -1,26 +1,26 @@
-//! What each slot of the cache device has, as memory knows it and as the medium does.
+//! The state of each slot of the cache device, in memory and on the medium.
 //!
 //! | of a slot | meaning |
 //! |---|---|
 //! | mapping | the block that it holds, or none |
 //! | dirty | it is newer than the origin |
-//! | marked | the medium says, durably, that it is dirty |
+//! | marked | the medium has it marked as dirty, durably |
 //! | fresh | its mapping may not be on the medium |
 //!
-//! 1. What is dirty is marked, and not fresh; but for a block that was written as a whole, until
+//! 1. Dirty slots are marked, and not fresh, except for a block that was written as a whole, until
 //!    the commit for which its writer waits.
-//! 2. A slot is free when neither memory nor the medium says that it holds a block, or a part of
-//!    one.
+//! 2. A slot is free when it holds no block, nor a part of one, in memory or on the medium.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::aside::Aside;
+use super::dirty_sectors::Parts;
 use super::index::Index;
 use super::metadata::Contents;
 use super::metadata::bits::{Bits, words_of};
 use super::metadata::contents::mapping;
 use super::partial::Partials;
-use super::parts::Parts;
 use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
 
@@ -36,13 +36,17 @@ pub(super) struct Slots {
     cursor: u64,
     index: Index,
     dirty_count: u32,
+    /// Dirty slots that a drain waits for: those that were dirty when it began.
+    awaited: Bits,
     parts: Parts,
+    /// Dirty ones that could not be copied.
+    pub(super) aside: Aside,
     /// Those without a mapping that have a part of a block.
     pub(super) partials: Partials,
 }
 
 impl Slots {
-    /// As the medium has it, in front of an origin of this many blocks, of this many sectors each.
+    /// The state on the medium, for an origin of this many blocks, of this many sectors each.
     pub(super) fn new(contents: Contents, origin_blocks: u64, block_sectors: u32) -> Slots {
         let count = contents.slots();
         let mut index = Index::new(count, origin_blocks);
@@ -63,7 +67,9 @@ impl Slots {
             cursor,
             index,
             dirty_count,
+            awaited: Bits::default(),
             parts: Parts::new(count),
+            aside: Aside::default(),
             partials: Partials::new(block_sectors, count, origin_blocks),
         }
     }
@@ -104,7 +110,8 @@ impl Slots {
         self.dirty.is_set(slot.into())
     }
 
-    /// Whether the medium has its mapping, and says that it is dirty: it may be written to.
+    /// Whether the medium has its mapping, and has it marked as dirty, so that it may be written
+    /// to.
     #[inline]
     pub(super) fn is_writable(&self, slot: u32) -> bool {
         self.marked.is_set(slot.into()) && !self.fresh.is_set(slot.into())
@@ -139,7 +146,7 @@ impl Slots {
         self.put_dirty(slot, true)
     }
 
-    /// These sectors of it are dirty, too. Says whether it was clean.
+    /// These sectors of it are also dirty. Returns whether it was clean.
     #[inline]
     pub(super) fn soil_part(&mut self, slot: u32, sectors: Range<u32>) -> bool {
         let was_clean = self.put_dirty(slot, true);
@@ -153,10 +160,11 @@ impl Slots {
     /// It equals the origin.
     pub(super) fn clean(&mut self, slot: u32) {
         self.parts.forget(slot);
+        self.aside.forget(slot);
         self.put_dirty(slot, false);
     }
 
-    /// What is to be written back of a dirty slot, in bytes of its block.
+    /// The data to be written back of a dirty slot, in bytes of its block.
     pub(super) fn write_back_of(&mut self, slot: u32, block_bytes: u64) -> VecDeque<Range<u64>> {
         let bytes = |sectors: Range<u32>| {
             u64::from(sectors.start) * SECTOR..u64::from(sectors.end) * SECTOR
@@ -182,7 +190,47 @@ impl Slots {
                 false => self.dirty_count -= 1,
             }
         }
+        if !is_dirty {
+            self.end_wait(slot);
+        }
         is_new
+    }
+
+    /// A drain begins, and waits for the slots that are dirty now; or the drain has ended.
+    pub(super) fn await_dirty(&mut self, is_draining: bool) {
+        self.awaited = if is_draining { self.dirty.clone() } else { Bits::default() };
+    }
+
+    /// The origin has, durably, the slot's data from the start of the drain, or newer data.
+    pub(super) fn end_wait(&mut self, slot: u32) {
+        if self.awaited.is_set(slot.into()) {
+            self.awaited.clear(slot.into());
+        }
+    }
+
+    /// How many dirty slots write-back must write to the origin: the slots that a drain waits for,
+    /// or all.
+    pub(super) fn to_drain(&self) -> u32 {
+        match self.awaited.is_empty() {
+            true => self.dirty_count,
+            false => self.awaited.ones() as u32,
+        }
+    }
+
+    /// Whether only blocks that cannot be written back are left of these slots.
+    pub(super) fn has_only_bad(&self) -> bool {
+        let counts = |slot: u32| self.awaited.is_empty() || self.awaited.is_set(slot.into());
+        self.aside.is_all(self.to_drain(), counts)
+    }
+
+    /// Whether a drain waits for it.
+    pub(super) fn is_awaited(&self, slot: u32) -> bool {
+        !self.awaited.is_empty() && self.awaited.is_set(slot.into())
+    }
+
+    /// Those that a drain waits for.
+    pub(super) fn awaited(&self) -> &Bits {
+        &self.awaited
     }
 
     /// The medium has these bits now, durably, or will have them before it is written to.
@@ -196,7 +244,7 @@ impl Slots {
             return None;
         }
         let (words, first) = (words_of(self.count().into()), self.cursor / 64);
-        // The first word comes again at the end, with what is before the cursor.
+        // The first word follows again at the end, with the slots before the cursor.
         let slot = (0..=words).find_map(|nth| {
             let word = (first + nth) % words;
             let from = if nth == 0 { u64::MAX << (self.cursor % 64) } else { u64::MAX };
@@ -209,7 +257,7 @@ impl Slots {
         Some(slot as u32)
     }
 
-    /// A slot that was taken holds nothing; or its mapping is gone from the medium, too.
+    /// A slot that was taken is empty; or its mapping is also gone from the medium.
     pub(super) fn give_back(&mut self, slot: u32) {
         debug_assert!(self.block(slot).is_none() && !self.free.is_set(slot.into()));
         self.free.set(slot.into());

@@ -1,22 +1,23 @@
-//! A cache that is served to read: nothing is written to any of its three devices.
+//! A read-only view of a cache: none of its three devices is written to.
 //!
-//! Dirty blocks are read from the cache device, and everything else from the origin, so that a
-//! cache device with bad places costs no more than it must. What needs no writing is no reason to
-//! refuse: a metadata device that is marked as to be checked, blocks beyond the end of a cache
-//! device that was cut short (reads of those fail).
+//! Dirty blocks are read from the cache device, and all other data from the origin, so that bad
+//! sectors of the cache device affect dirty blocks only. Conditions that matter only for writing do
+//! not prevent a view: a metadata device that is marked for a check, or blocks beyond the end of a
+//! cache device that was cut short (reads of those fail).
 
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
-use crate::rescue::gather::{Gather, Run};
+use crate::recovery::gather::{Gather, Run};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::target::{Fact, Health, Port, Target, TargetLimits, flag, number, origin_facts, text};
 use crate::units::{SECTOR, human_pair};
 
 use super::args::TableArgs;
-use super::drain::Devices;
+use super::binding::Devices;
 use super::metadata::{Superblock, load};
+use super::origin::Found;
 use super::{binding, open};
 
 /// The target.
@@ -44,6 +45,7 @@ impl View {
             let what = format!("the table is {len} long, but origin {} has {size}", origin.name);
             return Err(Error::new(Kind::Invalid, format!("cache: {what}")));
         }
+        devices.cache.expect_data(0);
         let loaded = load(&devices.metadata).map_err(|error| error.at(open::NO_METADATA))?;
         open::check_block_size(args, &devices.metadata, &loaded.superblock)?;
         if !args.rebinds && loaded.contents.mapped() > 0 {
@@ -53,6 +55,11 @@ impl View {
         }
         let notes = notes_of(&loaded.superblock);
         let contents = loaded.contents.opened(&loaded.superblock);
+        if !args.rebinds {
+            let remedy = "add `rebind true` to the table";
+            let found = Found::of(&devices, &loaded.superblock);
+            found.check(&devices, &loaded.superblock, &contents, remedy)?;
+        }
         let block_bytes = u64::from(args.block_sectors) * SECTOR;
         let slot_of = |slot| Some((contents.block(slot)?, slot));
         let mut dirty: Vec<(u64, u64)> = contents.dirty.iter().filter_map(slot_of).collect();
@@ -114,11 +121,11 @@ impl View {
     }
 }
 
-/// What the user should know of metadata that is only read.
+/// Notes for the user about metadata that is only read.
 fn notes_of(superblock: &Superblock) -> Vec<String> {
     let mut notes = Vec::new();
     if superblock.needs_check() {
-        notes.push("the metadata is marked as to be checked".into());
+        notes.push("the metadata has the needs-check flag".into());
     }
     if !superblock.is_clean() {
         notes.push("it was not shut down cleanly, so every block in it counts as dirty".into());
@@ -134,7 +141,7 @@ impl Target for View {
     fn submit(&self, bio: Bio, port: &mut Port) {
         match bio.op {
             Op::Read => self.read(bio, port),
-            // There is nothing to make durable.
+            // This target holds no volatile data.
             Op::Flush => port.finish(bio, Ok(())),
             Op::Write | Op::Discard | Op::WriteZeroes => port.finish(bio, Err(Status::ReadOnly)),
         }
@@ -177,14 +184,16 @@ impl Target for View {
         let mut facts = vec![
             text("metadata_device", &name(&self.devices.metadata), "where the mappings are"),
             text("cache_device", &name(&self.devices.cache), "where cached data is"),
-            flag("cache_is_read_only", true, "no device is written to"),
+            flag("cache_is_read_only", true, "udm writes to none of the devices"),
             number("readable_dirty_bytes", dirty, "data that only the cache has"),
             number("lost_bytes", lost, "data that only the cache had; reads fail"),
             number("lost_reads_total", lost_reads, "reads that failed because data is lost"),
         ];
         facts.extend(origin_facts(&*self.devices.origin, "origin"));
         let notes = self.notes.iter();
-        facts.extend(notes.map(|note| text("attach_note", note, "what the attach found")));
+        facts.extend(notes.map(|note| {
+            text("attach_note", note, "damage or losses that udm found when it opened the cache")
+        }));
         facts
     }
 }

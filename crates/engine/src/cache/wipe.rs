@@ -1,18 +1,20 @@
-//! Taking a clean cache off its devices, so that nothing takes them for a cache again.
+//! Wiping: taking a clean cache off its devices, so that they are not recognised as a cache again.
 //!
-//! 1. The origin is flushed, and then the superblock goes, durably: from then on there is no cache.
-//! 2. What is left of the metadata goes, and of the cache device what tells a file system: its
-//!    first block may be an origin's, with a file system at its front.
+//! 1. The origin is flushed, and then the superblock is erased, durably: from then on there is no
+//!    cache.
+//! 2. The rest of the metadata is erased, and the first block of the cache device: it may be a copy
+//!    of an origin's block with a file system at its front.
 
 use super::binding;
-use super::drain::Devices;
+use super::binding::Devices;
 use super::metadata::load;
 use super::metadata::transaction::erase_superblock;
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::probe;
 use crate::sync::Arc;
 use crate::units::{KIB, MIB};
@@ -26,11 +28,13 @@ const AROUND_BYTES: u64 = 64 * KIB;
 /// How often the cache device is looked at again.
 const LOOKS_MAX: usize = 16;
 
-/// Wipes the cache on `devices`, which nobody serves; refuses unless it is clean. `progress` counts
-/// bytes.
+/// Wipes the cache on `devices`, which no server serves; refuses unless it is clean. `progress`
+/// counts bytes.
 pub fn wipe(devices: &Devices, progress: &AttachProgress) -> Result<()> {
     check(devices)?;
-    flush(&devices.origin)?;
+    if !mutants::is(Mutant::WipedUnflushed) {
+        flush(&devices.origin)?;
+    }
     erase_superblock(&devices.metadata)?;
     let metadata_bytes = devices.metadata.limits().size_bytes;
     let size = devices.cache.limits().size_bytes;
@@ -60,14 +64,14 @@ fn check(devices: &Devices) -> Result<()> {
     let loaded = load(&devices.metadata).map_err(|error| error.at("cache"))?;
     binding::check(devices, &loaded.superblock, "wipe it there")?;
     if loaded.superblock.needs_check() {
-        return refuse("its metadata is marked as to be checked");
+        return refuse("its metadata has the needs-check flag");
     }
     if !loaded.superblock.is_clean() {
-        return refuse("it was not shut down cleanly, and any of its blocks may be dirty");
+        return refuse("it was not shut down cleanly, so any of its blocks may be dirty");
     }
     match loaded.contents.dirty.ones() {
         0 => Ok(()),
-        dirty => refuse(&format!("{dirty} blocks of it are dirty")),
+        dirty => refuse(&format!("it has {dirty} dirty blocks")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Changes of a device's state: load, clear, suspend, resume, remove.
 //!
-//! Each change visits all seats, one lock at a time. A seat that is suspending parks every bio from
-//! then on, so once each seat's count has been seen at 0, nothing is inside.
+//! Each change visits all ports, one lock at a time. A port that is suspending parks every bio from
+//! then on. So once each port's count has been seen at 0, no bio is inside a target.
 
 use super::table::{Active, LoadedTable};
 use super::{Device, DeviceState};
@@ -11,13 +11,13 @@ use crate::table::Table;
 use crate::targets;
 
 impl Device {
-    /// Whether `table` may be loaded now. Ask before its devices are opened.
+    /// Whether `table` may be loaded now. Called before its devices are opened.
     pub fn check_load(&self, table: &Table) -> Result<()> {
         let names = table.lines.iter().map(|line| line.target.text.as_str());
         self.check_load_of(names)
     }
 
-    /// Puts `table` into the inactive slot, in place of what was there; resume activates it.
+    /// Puts `table` into the inactive slot, replacing the table there; resume activates it.
     pub fn load(&self, table: LoadedTable) -> Result<()> {
         let _change = lock(&self.change);
         self.check_load_of(table.names()).inspect_err(|_| table.detach())?;
@@ -39,8 +39,8 @@ impl Device {
         let found = active.lines().iter().map(|line| line.target.name()).find(is_immutable);
         if let Some(name) = found.or_else(|| names.find(is_immutable)) {
             let message = format!(
-                "{}: a table is active, and {name} can neither replace one nor be replaced; \
-                 remove the device and create it again",
+                "{}: a table is active, and {name} cannot replace a table or be replaced: remove \
+                 the device and create it again",
                 slots.name
             );
             return Err(Error::new(Kind::Unsupported, message));
@@ -48,7 +48,7 @@ impl Device {
         Ok(())
     }
 
-    /// From now on new bios are parked. Poll [`Device::finish_suspend`] until it says true.
+    /// From now on new bios are parked. Poll [`Device::finish_suspend`] until it returns true.
     pub fn begin_suspend(&self) -> Result<()> {
         let _change = lock(&self.change);
         {
@@ -73,9 +73,9 @@ impl Device {
         self.seats.iter().all(|cell| lock(&cell.0).in_flight() == 0)
     }
 
-    /// Continues a suspend that has begun; true once nothing at all is in flight. Drivers go on
-    /// completing I/O and ticking in the meantime. After an error the device stays as it is;
-    /// `resume` takes the suspend back.
+    /// Continues a suspend that has begun; true once no bio and no I/O is in flight. Drivers
+    /// continue to complete I/O and to tick in the meantime. After an error the device keeps its
+    /// state; `resume` takes the suspend back.
     pub fn finish_suspend(&self) -> Result<bool> {
         let _change = lock(&self.change);
         let (active, mut suspended) = {
@@ -104,9 +104,9 @@ impl Device {
         Ok(true)
     }
 
-    /// Serves bios again; parked ones are retried. A loaded table becomes the active one, for
-    /// which a device that is already active must be suspended first. If it cannot, it is dropped,
-    /// and the device stays suspended with the table that it has.
+    /// Serves bios again; parked ones are retried. A loaded table becomes the active one; if the
+    /// device is already active, it must be suspended before. If the loaded table cannot become
+    /// active, it is dropped, and the device stays suspended with its present table.
     pub fn resume(&self) -> Result<()> {
         let _change = lock(&self.change);
         let mut slots = lock(&self.slots);
@@ -142,8 +142,8 @@ impl Device {
         Ok(())
     }
 
-    /// Takes a suspend back, whether it is complete or not: bios are served again by the active
-    /// table, also if another one is loaded.
+    /// Takes a suspend back, whether it is complete or not: the active table serves bios again,
+    /// even if another one is loaded.
     pub fn cancel_suspend(&self) -> Result<()> {
         let _change = lock(&self.change);
         if matches!(lock(&self.slots).state, DeviceState::Active | DeviceState::Empty) {
@@ -155,7 +155,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes the active table's targets out of suspension, then the seats.
+    /// Takes the active table's targets out of suspension, then the ports.
     fn serve_on(&self) -> Result<()> {
         let (active, suspended) = {
             let slots = lock(&self.slots);
@@ -173,8 +173,8 @@ impl Device {
         Ok(())
     }
 
-    /// Drops the tables and all devices under them. Parked bios, and any that still come, fail. The
-    /// device must be suspended, or never have been active.
+    /// Drops the tables and all devices under them. Parked and later bios fail. The device must be
+    /// suspended, or never have been active.
     pub fn remove(&self) -> Result<()> {
         let _change = lock(&self.change);
         {
@@ -193,7 +193,7 @@ impl Device {
         Ok(())
     }
 
-    /// Swaps the active table, in the slot first, then in each seat.
+    /// Replaces the active table, first in the slot, then in each port.
     fn set_table(&self, active: Option<Arc<Active>>, state: DeviceState) {
         let generation = {
             let mut slots = lock(&self.slots);

@@ -1,13 +1,13 @@
-//! The driver of a device: bios go in, I/O goes to the device's disks and back, parked bios are
-//! tried again, and finished bios come out. Each loop that serves a device (a queue's thread, an
-//! in-process caller, a study) has one.
+//! The driver of a device: it submits bios, starts the I/O of the device's disks and returns
+//! completions, retries parked bios, and hands out finished bios. Each loop that serves a device (a
+//! queue's thread, an in-process caller, a study) has one.
 //!
-//! A driver never waits and has no ring of its own: whether, where and how long to wait is the
-//! loop's business.
+//! A driver never waits and does not own a ring: the loop decides whether, where and how long to
+//! wait.
 
 use std::collections::VecDeque;
 
-use super::{Device, Intake, PortSeat};
+use super::{Device, FastPath, PortHandle, Reported};
 use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::disk::Ring;
@@ -17,8 +17,8 @@ use crate::sync::Arc;
 use crate::target::{Port, Wake};
 use crate::units::Nanos;
 
-/// One thread's end of a device. Dropping it gives its seat up; nothing may be in flight then but
-/// bios that are parked.
+/// One thread's end of a device. Dropping it gives its port up; the only bios left then may be
+/// parked ones.
 pub struct Driver {
     /// Bios that the next [`Driver::pump`] submits.
     pub bios: VecDeque<Bio>,
@@ -27,15 +27,26 @@ pub struct Driver {
     room_epoch: u64,
     /// Bios submitted that have not come out as done.
     in_flight: usize,
-    // Dropped last: a port is detached when nothing of it is left.
-    seat: PortSeat,
+    // Dropped last: a port is detached when all of its bios are gone.
+    seat: PortHandle,
 }
 
 impl Driver {
-    /// A driver of `device`. `wake` is called when there may be room for parked bios.
+    /// A driver of `device`. `wake` is called when there may be free space for parked bios.
     pub fn new(device: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<Driver> {
         let (seat, port) = device.attach_port(wake)?;
         Ok(Driver { bios: VecDeque::new(), port, room_epoch: 0, in_flight: 0, seat })
+    }
+
+    /// The losses that were reported to this driver, for [`Driver::continue_from`].
+    pub fn reported(&self) -> Reported {
+        self.seat.device().seat(&self.port).reported()
+    }
+
+    /// Continues for the client of an earlier driver, to which `earlier` was reported: the client
+    /// gets one error for each later loss.
+    pub fn continue_from(&mut self, earlier: Reported) {
+        self.seat.device().seat(&self.port).continue_from(earlier);
     }
 
     /// The device.
@@ -43,12 +54,12 @@ impl Driver {
         self.seat.device()
     }
 
-    /// Its port: what is done, parked, or on its way to a disk.
+    /// Its port, with bios that are done or parked, and I/O that is to be sent to disks.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// Memory for bios: what is taken here and comes back with a bio can be put here again.
+    /// Memory for bios: put the buffer of a finished bio back into this pool.
     pub fn pool(&mut self) -> &mut BufferPool {
         &mut self.port.pool
     }
@@ -58,9 +69,9 @@ impl Driver {
         (&mut self.bios, &mut self.port.pool)
     }
 
-    /// What the requests of a client need that has just asked.
-    pub fn intake(&mut self) -> Intake<'_> {
-        Intake::new(self.seat.device(), &mut self.port)
+    /// The fast path for the requests of a client.
+    pub fn intake(&mut self) -> FastPath<'_> {
+        FastPath::new(self.seat.device(), &mut self.port)
     }
 
     /// Bios that were submitted and have not come out as done.
@@ -68,18 +79,19 @@ impl Driver {
         self.in_flight
     }
 
-    /// Whether targets are done with everything but what they parked.
+    /// Whether targets are done with all bios except parked ones.
     pub fn is_all_parked(&self) -> bool {
         self.in_flight <= self.port.parked.len()
     }
 
-    /// Whether nothing is submitted, or waits to be.
+    /// Whether no bio is submitted or waits to be submitted.
     pub fn is_quiet(&self) -> bool {
         self.in_flight == 0 && self.bios.is_empty()
     }
 
-    /// Carries out everything that can be done without waiting. Each finished bio goes to `finish`,
-    /// which may append further ones to be submitted. Returns whether any bio or I/O came back.
+    /// Carries out all work that can be done without waiting. Each finished bio is passed to
+    /// `finish`, which may append further ones to be submitted. Returns whether any bio or I/O
+    /// completed.
     pub fn pump(
         &mut self,
         ring: &mut Ring,
@@ -118,7 +130,7 @@ impl Driver {
         Some(bio)
     }
 
-    /// The finished bio with `token`, if it is there; the newest are tried first.
+    /// The finished bio with `token`, if there is one; the newest are tried first.
     #[inline]
     pub fn take_done(&mut self, token: u64) -> Option<Bio> {
         let at = self.port.done.iter().rposition(|bio| bio.token == token)?;
@@ -146,11 +158,11 @@ impl Driver {
         has_any
     }
 
-    /// Submits parked bios again if room was signalled since the last retry. Returns whether there
-    /// were any.
+    /// Submits parked bios again if free space was signalled since the last retry. Returns whether
+    /// there were any.
     pub fn retry_parked(&mut self) -> bool {
-        // Read before anything is submitted: room that is signalled while a bio is being parked
-        // must cause another retry.
+        // Read before any bio is submitted: free space that is signalled while a bio is being
+        // parked must cause another retry.
         let device = self.seat.device();
         let epoch = device.events().room_epoch();
         if epoch == self.room_epoch {

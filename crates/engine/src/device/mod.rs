@@ -1,44 +1,47 @@
 //! A mapped device: a name, an active and an inactive table, a state. The kernel's `dm.c`,
 //! `dm-table.c` and `dm-ioctl.c`.
 //!
-//! A driver (a queue, an in-process caller, the simulator) has a [`PortSeat`] at the device and its
-//! [`Port`], and calls the device as it would a target: `submit`, `complete`, `tick`, and
+//! A driver (a queue, an in-process caller, the simulator) has a [`PortHandle`] at the device and
+//! its [`Port`], and calls the device as it would a target: `submit`, `complete`, `tick`, and
 //! [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] changed. All
 //! but the simulator use a [`Driver`] for that.
 //!
-//! 1. Each port has a seat: its own lock on its own cache lines, contended only by suspend and
-//!    resume. The lock covers all that serving a request needs, so ports share nothing.
-//! 2. What is handed to a target is within its line, whole sectors, and at most
+//! 1. Each port has a state with its own lock on its own cache lines, contended only by suspend and
+//!    resume. The lock covers everything that a request needs, so ports share no state.
+//! 2. A request handed to a target is within its line, whole sectors, and at most
 //!    [`BIO_BYTES_MAX`](crate::units::BIO_BYTES_MAX) long.
-//! 3. Each bio comes out exactly once; a seat counts those inside, and asserts it.
+//! 3. Each bio comes out exactly once; the port state counts the bios inside, and asserts it.
 //! 4. Tables change only while no bio and no I/O is inside, that is, while suspended.
-//! 5. Nothing here waits: the caller of a suspend polls [`Device::finish_suspend`].
+//! 5. No function here waits: the caller of a suspend polls [`Device::finish_suspend`].
 
 mod change;
 mod driver;
-mod intake;
-mod late;
-mod seat;
+mod fast_path;
+mod port_state;
+mod slow;
 mod table;
 
 use crate::bio::Bio;
 use crate::disk::DiskIo;
 use crate::error::{Error, Kind, Result};
-use crate::foreign::Source;
-use crate::pmem::sink::Sink;
+use crate::pmem::client_memory::Source;
+use crate::pmem::copy_target::CopyTarget;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::target::Target;
-use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, TargetLimits, Wake};
+use crate::target::{
+    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, TargetLimits, Waiting, Wake,
+};
 use crate::units::{Nanos, SECTOR};
 
 pub use driver::Driver;
-pub use intake::Intake;
-pub use late::{InFlight, LATE_SECONDS, LateRequest};
+pub use fast_path::FastPath;
+pub use port_state::Reported;
+pub use slow::{InFlight, SLOW_SECONDS, SlowRequest};
 pub use table::LoadedTable;
 
-use late::LateRequests;
-use seat::Seat;
+use port_state::PortState;
+use slow::SlowRequests;
 use table::Active;
 
 /// At most this many ports are attached to a device at a time.
@@ -47,7 +50,7 @@ pub const PORTS_MAX: usize = 256;
 /// At most this many bytes in a device's name; the kernel's own limit.
 pub const NAME_BYTES_MAX: usize = 127;
 
-/// What a mapped device is doing.
+/// The state of a mapped device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
     /// No table is active; requests fail.
@@ -56,7 +59,7 @@ pub enum DeviceState {
     Active,
     /// New bios are parked; those inside are completed.
     Suspending,
-    /// New bios are parked, and nothing is inside.
+    /// New bios are parked, and no bio is inside a target.
     Suspended,
 }
 
@@ -65,7 +68,7 @@ pub enum DeviceState {
 pub struct DeviceInfo {
     /// Its name.
     pub name: String,
-    /// What it is doing.
+    /// Its state.
     pub state: DeviceState,
     /// Bytes, 0 without an active table.
     pub size_bytes: u64,
@@ -100,13 +103,13 @@ pub struct Device {
     slots: Mutex<Slots>,
     /// Held during each change of state; never while a bio is served.
     change: Mutex<()>,
-    late: LateRequests,
+    slow: SlowRequests,
 }
 
 /// A seat on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Cell(Mutex<Seat>);
+struct Cell(Mutex<PortState>);
 
 /// The part of a device's state that requests do not touch.
 #[derive(Debug)]
@@ -136,7 +139,7 @@ impl Device {
                 generation: 0,
             }),
             change: Mutex::new(()),
-            late: LateRequests::default(),
+            slow: SlowRequests::default(),
         }))
     }
 
@@ -148,10 +151,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Gives a driver a seat, and the port that belongs there. `wake` is called when parked bios
-    /// should be retried.
-    pub fn attach_port(self: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<(PortSeat, Port)> {
-        // A change of table or state visits all seats: none may be taken meanwhile.
+    /// Gives a driver a port state, and the port that belongs to it. `wake` is called when parked
+    /// bios should be retried.
+    pub fn attach_port(self: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<(PortHandle, Port)> {
+        // A change of table or state visits all ports, so no port may be added meanwhile.
         let _change = lock(&self.change);
         let slots = lock(&self.slots);
         for (id, cell) in self.seats.iter().enumerate() {
@@ -159,32 +162,32 @@ impl Device {
             if !seat.is_attached() {
                 seat.attach(slots.active.clone(), slots.generation, slots.is_suspended());
                 self.events.listen(wake.clone());
-                return Ok((PortSeat { device: self.clone(), id, wake }, Port::new(id)));
+                return Ok((PortHandle { device: self.clone(), id, wake }, Port::new(id)));
             }
         }
         let message =
-            format!("{}: {PORTS_MAX} ports are attached, the most there can be", slots.name);
+            format!("{}: {PORTS_MAX} ports are attached, which is the maximum", slots.name);
         Err(Error::new(Kind::Busy, message))
     }
 
-    /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`. A parked bio is
-    /// given back to the device by [`Device::retry`].
+    /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`.
+    /// [`Device::retry`] returns a parked bio to the device.
     #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
         self.seat(port).submit(bio, port);
     }
 
-    /// Reads the range that begins at `offset` to where others use it too, if that takes no more
-    /// than a copy; `port` is the number of the caller's port. False: submit a bio. What is there
-    /// until then means nothing.
+    /// Reads the range that begins at `offset` directly into client memory, if that takes no more
+    /// than a copy; `port` is the number of the caller's port. False: the caller must submit a bio,
+    /// and must ignore the bytes copied so far.
     #[inline]
-    pub fn read_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
+    pub fn read_into(&self, offset: u64, into: CopyTarget<'_>, port: usize) -> bool {
         self.seat_of(port).read_into(offset, into, port)
     }
 
-    /// Writes what others' memory holds to the range that begins at `offset`, if that takes no more
-    /// than a copy; `port` is the number of the caller's port. True: it is done. False: submit a
-    /// bio, if all of the memory is there.
+    /// Writes from client memory to the range that begins at `offset`, if that takes no more than a
+    /// copy; `port` is the number of the caller's port. True: the write is complete. False: the
+    /// caller must submit a bio, if all of the memory still exists.
     #[inline]
     pub fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
         self.seat_of(port).write_from(offset, from, fua, port)
@@ -195,8 +198,8 @@ impl Device {
         self.seat(port).complete(io, port);
     }
 
-    /// Submits again what is parked in `port`, in order. Call it when the room epoch of
-    /// [`Device::events`] is no longer what it was before the last submit or retry.
+    /// Submits the parked bios of `port` again, in order. Call it when the room epoch of
+    /// [`Device::events`] has changed since the last submit or retry.
     pub fn retry(&self, port: &mut Port) {
         let mut seat = self.seat(port);
         if seat.is_suspended() {
@@ -216,7 +219,7 @@ impl Device {
         self.seat(port).tick(now, port)
     }
 
-    /// Where drivers listen for room and for work, whatever table is active.
+    /// The events of free space and of work, for all tables that become active.
     pub fn events(&self) -> &Arc<Events> {
         &self.events
     }
@@ -226,14 +229,13 @@ impl Device {
         self.active().map_or(0, |active| active.size_bytes())
     }
 
-    /// What clients should know.
+    /// The limits that clients should know.
     pub fn limits(&self) -> TargetLimits {
-        let none = TargetLimits { block_bytes: SECTOR as u32, has_discard: false };
-        self.active().map_or(none, |active| active.limits())
+        self.active().map_or_else(TargetLimits::default, |active| active.limits())
     }
 
-    /// What the range starts with, and for how many bytes; see [`Target::extent`]. Beyond the end
-    /// there is nothing to know.
+    /// The state of the first bytes of the range, and how many bytes have this state; see
+    /// [`Target::extent`]. The state beyond the end is unknown.
     pub fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
         let active = self.active();
         let Some(line) = active.as_ref().and_then(|active| active.line_at(offset)) else {
@@ -308,12 +310,12 @@ impl Device {
         slots.inactive.as_ref().map_or_else(Vec::new, LoadedTable::print)
     }
 
-    /// What the targets tell beyond their status lines.
+    /// Facts of the targets that their status lines do not show.
     pub fn facts(&self) -> Vec<LineFacts> {
         self.active().map_or_else(Vec::new, |active| active.facts())
     }
 
-    /// How the lines of the active table are, with the sectors where they begin and their targets.
+    /// The health of the lines of the active table, with their first sectors and their targets.
     pub fn health(&self) -> Vec<(u64, &'static str, Health)> {
         let active = self.active();
         let lines = active.iter().flat_map(|active| active.lines());
@@ -331,7 +333,7 @@ impl Device {
         sum
     }
 
-    /// What is lost with the cache devices, by the sectors where their lines begin.
+    /// The data that would be lost with the cache devices, with the first sectors of their lines.
     pub fn only_cached(&self) -> Vec<(u64, OnlyCached)> {
         let active = self.active();
         let lines = active.iter().flat_map(|active| active.lines());
@@ -345,12 +347,33 @@ impl Device {
         }
     }
 
-    /// Gives `words` to the target whose line holds `sector`. What the message asks for may go on
-    /// afterwards: see [`Device::is_carrying_out`].
+    /// The devices that the background I/O of lines waits for, by the sectors where the lines
+    /// begin.
+    pub fn waits(&self) -> Vec<(u64, Waiting)> {
+        let active = self.active();
+        let lines = active.iter().flat_map(|active| active.lines());
+        lines.filter_map(|line| Some((line.start / SECTOR, line.target.waits_for()?))).collect()
+    }
+
+    /// Bytes that were dirty when the drain began and that the origins do not have yet.
+    pub fn left_to_drain(&self) -> u64 {
+        let active = self.active();
+        let lines = active.iter().flat_map(|active| active.lines());
+        lines.map(|line| line.target.left_to_drain()).sum()
+    }
+
+    /// Whether everything that was acknowledged is durable, once the device is suspended.
+    pub fn is_durable(&self) -> bool {
+        let active = self.active();
+        active.iter().flat_map(|active| active.lines()).all(|line| line.target.is_durable())
+    }
+
+    /// Passes `words` to the target whose line holds `sector`. The work of the message may continue
+    /// after this returns: see [`Device::is_carrying_out`].
     pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
         let name = self.name();
         if words.is_empty() {
-            return Err(Error::new(Kind::Invalid, format!("{name}: the message has no words")));
+            return Err(Error::new(Kind::Invalid, format!("{name}: the message is empty")));
         }
         let target = self.target_at(sector)?;
         target.message(words).map_err(|error| error.at(name))
@@ -378,44 +401,45 @@ impl Device {
     }
 
     #[inline]
-    fn seat(&self, port: &Port) -> MutexGuard<'_, Seat> {
+    fn seat(&self, port: &Port) -> MutexGuard<'_, PortState> {
         self.seat_of(port.id)
     }
 
     #[inline]
-    fn seat_of(&self, port: usize) -> MutexGuard<'_, Seat> {
+    fn seat_of(&self, port: usize) -> MutexGuard<'_, PortState> {
         let seat = lock(&self.seats[port].0);
-        assert!(seat.is_attached(), "port {port} has no seat at this device");
+        assert!(seat.is_attached(), "port {port} is not attached to this device");
         seat
     }
 }
 
-/// A driver's place at a device. Dropping it gives the place up; nothing may be in flight then.
-pub struct PortSeat {
+/// A driver's connection to a device. Dropping it ends the connection; no bio may be in flight
+/// then.
+pub struct PortHandle {
     device: Arc<Device>,
     id: usize,
     wake: Arc<dyn Wake>,
 }
 
-impl std::fmt::Debug for PortSeat {
+impl std::fmt::Debug for PortHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PortSeat({} of {})", self.id, self.device.name())
+        write!(f, "PortHandle({} of {})", self.id, self.device.name())
     }
 }
 
-impl PortSeat {
+impl PortHandle {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 }
 
-impl Drop for PortSeat {
+impl Drop for PortHandle {
     fn drop(&mut self) {
         self.device.events.forget(&self.wake);
         let Ok(mut seat) = self.device.seats[self.id].0.lock() else { return };
         let left = seat.in_flight();
-        *seat = Seat::default();
+        *seat = PortState::default();
         drop(seat);
         assert!(left == 0 || std::thread::panicking(), "{left} bios left when a port was detached");
     }
@@ -427,8 +451,8 @@ impl Slots {
     }
 }
 
-/// The rules for names: at most 127 characters of those that need no mangling, as the name of
-/// files too: letters, digits and `#+-.:=@_`, not starting with a dot or a dash.
+/// The rules for names: at most 127 of the characters that need no mangling, and that also suit
+/// names of files: letters, digits and `#+-.:=@_`, not starting with a dot or a dash.
 pub fn check_name(name: &str) -> Result<()> {
     let shown = name.escape_debug();
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&b);

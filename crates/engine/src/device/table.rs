@@ -2,8 +2,9 @@
 
 use super::LineFacts;
 use crate::bio::{Bio, Op};
-use crate::error::{Result, Status};
+use crate::error::{Kind, Result, Status};
 use crate::sync::Arc;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::{Events, Target, TargetLimits, Wake};
 use crate::units::{BIO_BYTES_MAX, SECTOR};
@@ -44,6 +45,36 @@ impl LoadedTable {
         LoadedTable { lines: vec![Line { start: 0, end: len_bytes, target }] }
     }
 
+    /// The limits that every export will announce.
+    pub fn limits(&self) -> TargetLimits {
+        stacked(&self.lines)
+    }
+
+    /// An error if a line, or all of them together, is not a multiple of the block that exports
+    /// announce: clients could not reach the last bytes.
+    pub(crate) fn check_blocks(&self, table: &Table) -> Result<()> {
+        let all = u64::from(self.limits().block_bytes);
+        let last = self.lines.len() - 1;
+        for (nth, (line, given)) in self.lines.iter().zip(&table.lines).enumerate() {
+            let own = u64::from(line.target.limits().block_bytes);
+            let whole = |at: u64, block: u64| at.is_multiple_of(block);
+            let block = match () {
+                () if !whole(line.start, own) || !whole(line.end, own) => own,
+                () if nth == last && !whole(line.end, all) => all,
+                () => continue,
+            };
+            let message = format!(
+                "table line {nth} (start sect {} len {}) not aligned to h/w logical block size \
+                 {block}: give multiples of {} sectors",
+                given.start,
+                given.len,
+                block / SECTOR
+            );
+            return Err(given.target.error(Kind::Invalid, message));
+        }
+        Ok(())
+    }
+
     /// The names of the lines' targets.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.lines.iter().map(|line| line.target.name())
@@ -59,7 +90,7 @@ impl LoadedTable {
         Ok(())
     }
 
-    /// Lets go of what was never served.
+    /// Closes targets that never served.
     pub fn detach(&self) {
         self.lines.iter().for_each(|line| line.target.detach());
     }
@@ -76,8 +107,17 @@ impl LoadedTable {
                 own.set_background(Some(Arc::new(ForwardWork(events.clone()))));
             }
         }
-        Active { lines: self.lines, room }
+        let active = Active { lines: self.lines, told: AtomicU64::new(0), room };
+        // Earlier losses of the disks concern only the tables that used them then.
+        active.note_told(active.losses());
+        active
     }
+}
+
+/// A request that keeps to these limits suits all lines.
+fn stacked(lines: &[Line]) -> TargetLimits {
+    let each = lines.iter().map(|line| line.target.limits().from(line.start));
+    each.fold(TargetLimits::default(), TargetLimits::and)
 }
 
 impl Line {
@@ -91,6 +131,8 @@ impl Line {
 /// The active table. What its targets signal reaches the device's own events while it lives.
 pub(super) struct Active {
     lines: Vec<Line>,
+    /// The losses that were reported to some port.
+    told: AtomicU64,
     room: Arc<dyn Wake>,
 }
 
@@ -109,14 +151,24 @@ impl Active {
         self.lines.last().map_or(0, |line| line.end)
     }
 
-    /// The largest block of any line: a request that keeps to it suits them all.
+    /// The limits that every export announces, whatever its protocol.
     pub fn limits(&self) -> TargetLimits {
-        let mut all = TargetLimits { block_bytes: SECTOR as u32, has_discard: false };
-        for limits in self.lines.iter().map(|line| line.target.limits()) {
-            all.block_bytes = all.block_bytes.max(limits.block_bytes);
-            all.has_discard |= limits.has_discard;
-        }
-        all
+        stacked(&self.lines)
+    }
+
+    /// See [`Target::losses`].
+    pub fn losses(&self) -> u64 {
+        self.lines.iter().map(|line| line.target.losses()).sum()
+    }
+
+    /// The losses that were reported to some port: a new port does not get them again.
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::SeqCst)
+    }
+
+    /// This many losses were reported to a port.
+    pub fn note_told(&self, losses: u64) {
+        self.told.fetch_max(losses, Ordering::SeqCst);
     }
 
     /// The index of the line that holds byte `at` of the device.
@@ -128,8 +180,8 @@ impl Active {
         self.lines.get(self.index_at(at))
     }
 
-    /// Whether a target may be given this bio. Beyond the end, a write fails for lack of room; any
-    /// other request is invalid.
+    /// Whether a target may get this bio. A write beyond the end fails with an error for lack of
+    /// space; any other request there is invalid.
     pub fn check(&self, bio: &Bio) -> std::result::Result<(), Status> {
         match bio.op {
             Op::Flush => return if bio.len == 0 { Ok(()) } else { Err(Status::Invalid) },

@@ -1,10 +1,13 @@
 //! Mapped devices over RAM disks: splitting, parking, swapping tables, contracts.
 
+mod telling;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::bio::Op;
 use crate::buffer::Buffer;
+use crate::build::{BuildOptions, NamedDevices, build};
 use crate::disk::{Disk, DiskLimits, RamDisk, Ring};
 use crate::error::Status;
 use crate::local::{Local, ManualClock};
@@ -12,7 +15,6 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Table;
 use crate::target::Target;
 use crate::units::{BIO_BYTES_MAX, KIB, MIB, SECOND};
-use crate::world::{BuildOptions, NamedDevices, build};
 
 fn devices() -> (NamedDevices, Arc<RamDisk>) {
     let mut devices = NamedDevices::new();
@@ -58,7 +60,7 @@ impl Disk for HeldDisk {
     }
 }
 
-/// A target that answers immediately and remembers what was asked of it.
+/// A target that answers immediately and records its requests.
 #[derive(Debug, Default)]
 struct Probe {
     log: Mutex<Vec<String>>,
@@ -87,7 +89,7 @@ impl Target for Probe {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: 4096, has_discard: false }
+        TargetLimits::new(4096, false)
     }
 
     fn status(&self) -> String {
@@ -177,7 +179,7 @@ fn a_bio_across_lines_is_cut_and_joined() {
     local.write_zeroes(4096, 512, false).unwrap();
     assert_eq!(first.taken(), ["Discard 3584+512", "Flush 0+0"]);
     assert_eq!(second.taken(), ["Discard 0+512", "Flush 0+0", "WriteZeroes 0+512"]);
-    assert_eq!(device.limits(), TargetLimits { block_bytes: 4096, has_discard: false });
+    assert_eq!(device.limits(), TargetLimits::new(4096, false));
     assert_eq!(device.dirty().bytes, 14);
 }
 
@@ -221,7 +223,8 @@ fn suspend_parks_new_bios_and_waits_for_old_ones() {
     devices.add_disk("/h", disk.clone());
     for text in ["0 64 linear /h 0", "0 32 linear /h 0\n32 32 linear /h 32"] {
         let device = Device::with_table("d", load(&devices, text)).unwrap();
-        let mut local = Local::without_kernel(&device).unwrap();
+        let local = Local::without_kernel(&device).unwrap();
+        let mut local = local.with_background(ManualClock::default());
         local.submit(Bio::write(0, Buffer::zeroed(32 * KIB as usize), true, 1));
         local.turn();
         device.begin_suspend().unwrap();
@@ -235,9 +238,15 @@ fn suspend_parks_new_bios_and_waits_for_old_ones() {
         }
         assert_eq!(local.poll().unwrap().token, 1);
         assert!(local.poll().is_none());
-        assert!(device.is_quiet() && device.finish_suspend().unwrap());
+        // Then each written line is flushed once.
+        assert!(device.is_quiet() && !device.finish_suspend().unwrap());
+        local.turn();
+        assert!(!device.finish_suspend().unwrap());
+        disk.release(local.ring());
+        local.turn();
+        assert!(device.finish_suspend().unwrap());
         assert_eq!(device.info().state, DeviceState::Suspended);
-        // Suspending again changes nothing.
+        // Suspending again has no effect.
         device.begin_suspend().unwrap();
         assert!(device.finish_suspend().unwrap());
         device.resume().unwrap();
@@ -270,7 +279,7 @@ fn targets_are_suspended_once_each_and_resumed() {
     assert_eq!(device.info().state, DeviceState::Active);
 }
 
-/// A target that parks what comes until it has room, and says when it has.
+/// A target that parks bios until it has free space, and signals when it has.
 #[derive(Debug, Default)]
 struct Narrow {
     events: Arc<Events>,
@@ -298,7 +307,7 @@ impl Target for Narrow {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: 512, has_discard: false }
+        TargetLimits::new(512, false)
     }
 
     fn status(&self) -> String {
@@ -310,7 +319,7 @@ impl Target for Narrow {
     }
 }
 
-/// Nobody.
+/// A waker that wakes no thread.
 pub(super) struct Deaf;
 
 impl Wake for Deaf {
@@ -319,8 +328,8 @@ impl Wake for Deaf {
     }
 }
 
-/// A flush of two lines: one waits for room, the other for its disk. Room is signalled, and used,
-/// while the disk is still at work. Once it was a request that nobody ever answered.
+/// A flush of two lines: one waits for free space, the other for its disk. Free space is signalled,
+/// and used, while the disk is still busy. Such a request once remained unanswered.
 #[test]
 fn room_that_is_signalled_while_a_child_is_at_a_disk_is_not_missed() {
     let (disk, narrow) = (HeldDisk::new(), Arc::new(Narrow::default()));
@@ -340,7 +349,7 @@ fn room_that_is_signalled_while_a_child_is_at_a_disk_is_not_missed() {
     device.retry(&mut port);
     disk.release(&mut ring);
     device.complete(ring.pop_completed().unwrap(), &mut port);
-    assert!(port.parked.is_empty(), "nobody will signal room again");
+    assert!(port.parked.is_empty(), "no later signal would wake it");
     assert_eq!(port.done.pop_front().unwrap().status, Ok(()));
     // Where no room was signalled, it waits as ever.
     narrow.has_room.store(false, Ordering::SeqCst);
@@ -439,11 +448,10 @@ fn nothing_moves_while_suspended() {
                 }
             });
         }
+        let background = Local::without_kernel(&device).unwrap();
+        let mut background = background.with_background(ManualClock::default());
         for _ in 0..50 {
-            device.begin_suspend().unwrap();
-            while !device.finish_suspend().unwrap() {
-                std::thread::yield_now();
-            }
+            background.suspend().unwrap();
             let before = disk.counts().writes;
             std::thread::yield_now();
             assert_eq!(disk.counts().writes, before);
@@ -454,7 +462,7 @@ fn nothing_moves_while_suspended() {
     assert_eq!(disk.counts().writes, written.load(Ordering::SeqCst));
 }
 
-/// What the model test does to a device of 96 sectors.
+/// An action of the model test on a device of 96 sectors.
 #[derive(Clone, Debug)]
 enum Step {
     Write { sector: u64, count: u64, value: u8, fua: bool },
@@ -550,9 +558,7 @@ proptest! {
                     expected.push(Some(Vec::new()));
                 }
                 Step::Suspend => {
-                    device.begin_suspend().unwrap();
-                    local.turn();
-                    prop_assert!(device.finish_suspend().unwrap());
+                    local.suspend().unwrap();
                 }
                 Step::Resume => {
                     device.resume().unwrap();

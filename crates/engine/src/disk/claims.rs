@@ -1,9 +1,11 @@
-//! Files and devices that are open already, and may be opened again at the same time.
+//! A registry of the files and devices that are already open and may be opened again at the same
+//! time.
 //!
-//! A file is locked, and a block device claimed, by the first descriptor; code that knows that one
-//! may open more. There are three users: the tables of one mapped device share what simple targets
-//! map, where ranges may overlap; they share what a cache has that one takes over from the other;
-//! and the words of one table may name different *parts* of a device, where they may not.
+//! The first descriptor locks a file, or claims a block device; code that knows the registry may
+//! open more. It has three users. The tables of one mapped device share the disks of simple
+//! targets, whose ranges may overlap. They also share the disks of a cache that replaces another
+//! cache. And the words of one table may name different *parts* of a device, which must not
+//! overlap.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -16,8 +18,8 @@ use super::whole::Whole;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, Weak, lock};
 
-/// What one user of disks has open, and may open again at the same time. An entry ends with the
-/// last disk that was opened by it.
+/// The open disks of one user, which this user may open again at the same time. An entry ends with
+/// the last disk that was opened by it.
 #[derive(Debug, Default)]
 pub struct Claims {
     held: Mutex<Vec<Held>>,
@@ -25,16 +27,16 @@ pub struct Claims {
     budget: Budget,
 }
 
-/// What the tables of one mapped device have open: each of two tables may name it.
+/// The open disks of the tables of one mapped device: two of its tables may name the same disk.
 #[derive(Debug, Default)]
 pub struct TableClaims {
-    /// By simple targets, which keep nothing there.
+    /// Disks of simple targets, which store no state of their own there.
     pub simple: Claims,
-    /// By targets that take over what the other table's target has left.
+    /// Disks of targets that replace a target of the other table.
     pub caches: Claims,
 }
 
-/// A part of something that is open.
+/// A part of an open file or device.
 #[derive(Debug)]
 struct Held {
     claim: Weak<OwnedFd>,
@@ -44,17 +46,18 @@ struct Held {
 }
 
 impl Claims {
-    /// For disks that must not overlap.
+    /// An empty registry of disks that must not overlap.
     pub fn apart() -> Claims {
         Claims { are_apart: true, ..Claims::default() }
     }
 
-    /// The budget that all of them share that are written lazily.
+    /// The budget that the lazily written disks share.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// The descriptor that holds the claim on what `path` leads to, if it was opened for the same.
+    /// The descriptor that holds the claim on the file or device at `path`, if it was opened in the
+    /// same mode.
     pub(super) fn find(&self, path: &Path, is_read_only: bool) -> Option<Arc<OwnedFd>> {
         let there = rustix::fs::stat(path).ok()?;
         let mut held = lock(&self.held);
@@ -70,8 +73,8 @@ impl Claims {
         })
     }
 
-    /// What is known of the length of what `claim` holds, if it is as long as it was. All of its
-    /// parts look together: a write to one of them can hide a cut from the others.
+    /// The known length of the file or device of `claim`, if it still has its length. All of
+    /// its parts are checked together: a write to one part can hide a cut from the others.
     pub(super) fn whole(&self, claim: &Arc<OwnedFd>, device_bytes: u64) -> Option<Arc<Whole>> {
         let held = lock(&self.held);
         let mut same = held.iter().filter(|held| held.is_of(claim));
@@ -80,7 +83,7 @@ impl Claims {
         })
     }
 
-    /// Remembers a part, called `name`. An error if it overlaps another that must be apart.
+    /// Registers a part, called `name`. An error if it overlaps another part that must not overlap.
     pub(super) fn keep(
         &self,
         claim: &Arc<OwnedFd>,
@@ -93,7 +96,7 @@ impl Claims {
             held.is_of(claim) && held.part.start < part.end && part.start < held.part.end
         };
         if let Some(other) = held.iter().find(overlaps).filter(|_| self.are_apart) {
-            let message = format!("{name} overlaps {}, which the table names, too", other.name);
+            let message = format!("{name} overlaps {}, which is also in the table", other.name);
             return Err(Error::new(Kind::Invalid, message));
         }
         let (claim, whole) = (Arc::downgrade(claim), Arc::downgrade(whole));

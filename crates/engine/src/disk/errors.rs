@@ -1,18 +1,20 @@
-//! Errors of a disk's I/O, for people: how many there were, and the last one. Requests carry a
-//! [`Status`](crate::error::Status), which says how to react; an errno says what happened.
+//! Errors of a disk's I/O, for people: their number, and the last one. Requests carry a
+//! [`Status`](crate::error::Status), which decides the reaction; an errno describes the event.
 
 use std::fmt;
 
 use crate::bio::Op;
-use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use crate::sync::statics::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What went wrong at a disk so far.
+/// The errors of a disk so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskErrors {
     /// Calls that failed.
     pub count: u64,
-    /// The operation of the last one, and its errno.
+    /// The operation of the last failed call, and its errno.
     pub last: Option<(Op, i32)>,
+    /// Whether an operation of that kind has worked since.
+    pub has_worked: bool,
 }
 
 impl fmt::Display for DiskErrors {
@@ -30,12 +32,14 @@ impl fmt::Display for DiskErrors {
     }
 }
 
-/// Counts them, from any thread.
+/// Counts errors, from any thread.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     count: AtomicU64,
     /// The operation's number above its errno.
     last: AtomicU64,
+    /// The last operation of the kind that failed last has failed.
+    is_failing: AtomicBool,
 }
 
 const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
@@ -44,14 +48,28 @@ impl Errors {
     pub fn note(&self, op: Op, errno: i32) {
         let nth = OPS.iter().position(|other| *other == op).unwrap_or(0) as u64;
         self.last.store(nth << 32 | u64::from(errno.unsigned_abs()), Ordering::Relaxed);
+        self.is_failing.store(true, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// An operation has worked.
+    #[inline]
+    pub fn worked(&self, op: Op) {
+        if self.is_failing.load(Ordering::Relaxed) && self.last_op() == op {
+            self.is_failing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn last_op(&self) -> Op {
+        OPS[(self.last.load(Ordering::Relaxed) >> 32) as usize % OPS.len()]
     }
 
     pub fn look(&self) -> DiskErrors {
         let count = self.count.load(Ordering::Acquire);
         let last = self.last.load(Ordering::Relaxed);
-        let op = OPS[(last >> 32) as usize % OPS.len()];
-        DiskErrors { count, last: (count > 0).then_some((op, last as u32 as i32)) }
+        let has_worked = !self.is_failing.load(Ordering::Relaxed);
+        let last = (count > 0).then_some((self.last_op(), last as u32 as i32));
+        DiskErrors { count, last, has_worked }
     }
 }
 
@@ -67,5 +85,17 @@ mod tests {
         errors.note(Op::Flush, 5);
         assert_eq!(errors.look().to_string(), "flush: Input/output error (errno 5)");
         assert_eq!(errors.look().count, 2);
+    }
+
+    #[test]
+    fn only_an_operation_like_the_one_that_failed_shows_that_the_disk_works() {
+        let errors = Errors::default();
+        errors.note(Op::Write, 5);
+        errors.worked(Op::Read);
+        assert!(!errors.look().has_worked);
+        errors.worked(Op::Write);
+        assert!(errors.look().has_worked);
+        errors.note(Op::Write, 5);
+        assert!(!errors.look().has_worked);
     }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a disk, as a table that tests fill in.
+//! Faults of a simulated disk, as a table that tests fill in.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use super::DiskIo;
 use crate::bio::Op;
 use crate::error::Status;
 
-/// What a fault does to an I/O.
+/// The effect of a fault on an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It fails and changes nothing; a flush that fails loses data, see
+    /// The I/O fails and changes no data; a flush that fails loses data, see
     /// [`SimDisk`](super::SimDisk).
     Fail(Status),
     /// A write fails after any of its sectors were written.
     Tear(Status),
-    /// A write, discard or zeroing succeeds and changes nothing.
+    /// A write, discard or zeroing succeeds and changes no data.
     Lose,
     /// It succeeds at this offset instead of its own.
     Misdirect(u64),
@@ -25,7 +25,7 @@ pub enum Effect {
     Stick,
 }
 
-/// A fault: which I/Os it hits, and what it does to them.
+/// A fault: which I/Os it hits, and its effect on them.
 #[derive(Clone, Debug)]
 pub struct Fault {
     op: Option<Op>,
@@ -47,7 +47,7 @@ impl Fault {
         self
     }
 
-    /// Only of I/O that touches these bytes. Flushes touch all bytes.
+    /// Limits the fault to I/O that touches these bytes. Flushes touch all bytes.
     pub fn within(mut self, range: Range<u64>) -> Fault {
         self.range = range;
         self

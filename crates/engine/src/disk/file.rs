@@ -1,23 +1,24 @@
 //! Files and block devices through the ring.
 //!
-//! 1. An I/O may take several calls: short ones are continued; interrupted ones are repeated, and
-//!    so are those for which the kernel has no memory just now; what a file system cannot do one
-//!    way is tried another way. The sender sees one completion.
-//! 2. With direct I/O, what does not fit the device's alignment goes through a second, buffered
-//!    descriptor of the same file, for that request alone. The kernel keeps both views consistent:
-//!    a direct read or write first writes back the cached pages of its range, and a direct write
-//!    drops them before and afterwards. One case is left: a direct write at the same time as a
-//!    buffered write *of the same page*. So "fits" means whole pages wherever the alignment is
-//!    above a sector; then two such requests overlap, and their sender must order them. The
-//!    alternative, reading a block and writing it back changed, would race with every other request
-//!    to that block, in this process or not.
+//! 1. An I/O may take several calls. Short calls are continued. Interrupted calls are repeated, and
+//!    so are calls that the kernel refuses for lack of memory. If a file system does not
+//!    support one method, another is tried. The sender sees one completion.
+//! 2. With direct I/O, a request that does not fit the device's alignment goes through a second,
+//!    buffered descriptor of the same file. The kernel keeps both views consistent: a direct read
+//!    or write first writes back the cached pages of its range, and a direct write drops them
+//!    before and afterwards. One case is left: a direct write at the same time as a buffered write
+//!    *of the same page*. So "fits" means whole pages wherever the alignment is above a sector;
+//!    then two such requests overlap, and their sender must order them. The alternative would be to
+//!    read a block, change it and write it back. That would race with every other request to the
+//!    block, from this process or another.
 //! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
-//! 4. The size is the one at the time of opening. What was cut off since fails, and all writes with
-//!    it: see `whole`.
-//! 5. One flush is under way at a time, and a failed one is said to all who must know: see
-//!    `flushes`.
-//! 6. A disk may be a part of a file. An I/O's offset counts from the part's start, what is asked
-//!    of the kernel from the file's; and a file that is cut is cut for all of its parts.
+//! 4. The size is the size at the time of opening. I/O to a part that was cut off since then fails,
+//!    and so do all writes: see `whole`.
+//! 5. One flush is in flight at a time. After a failed flush, each ring with unflushed writes gets
+//!    an error: see `flushes`.
+//! 6. A disk may be a part of a file. An I/O's offset counts from the start of the part, and a call
+//!    to the kernel counts from the start of the file. A file that is cut is cut for all of its
+//!    parts.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,18 +27,19 @@ use std::path::Path;
 use super::claims::Claims;
 use super::errors::DiskErrors;
 use super::files::Files;
-use super::flushing::Lead;
+use super::flushing::{FlushJob, Lead};
 use super::holes;
 use super::lazy::{Budget, Pacing, Reservation, Waiter};
 use super::open::{FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::whole::Absence;
-use super::{Disk, DiskIo, DiskLimits, Extent, Ring, Work, carry_out_with, check};
+use super::{Disk, DiskIo, DiskLimits, Evidence, Extent, Ring, Work, carry_out_with, check};
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::error::{Result, Status};
+use crate::error::{Error, Kind, Result, Status};
 use crate::ring::{CALL_BYTES_MAX, Call, Job, Memory};
 use crate::sync::Arc;
+use crate::sync::statics::atomic::Ordering;
 use crate::units::MIB;
 
 /// A file or block device as a disk.
@@ -50,8 +52,8 @@ pub struct FileDisk {
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
 const ZEROES: u64 = MIB;
 
-/// How often a call is repeated that may pass the next time. Where memory is short, the kernel
-/// looks for some before it fails a call, so this many take long.
+/// How often a call is repeated that may succeed the next time. When memory is short, the kernel
+/// tries to free some before it fails a call, so this many repetitions take a long time.
 const RETRIES_MAX: u32 = 10_000;
 
 impl FileDisk {
@@ -60,7 +62,7 @@ impl FileDisk {
         FileDisk::open_within(path, options, &[], &Budget::default())
     }
 
-    /// Opens it, even if this process has it open already by one of `claims`.
+    /// Opens the file even if this process already has it open through one of `claims`.
     pub fn open_shared(
         path: impl AsRef<Path>,
         options: &FileOptions,
@@ -69,7 +71,7 @@ impl FileDisk {
         FileDisk::open_within(path, options, &[claims], claims.budget())
     }
 
-    /// The same; what is written lazily shares `budget`.
+    /// The same; lazy writes share `budget`.
     pub fn open_within(
         path: impl AsRef<Path>,
         options: &FileOptions,
@@ -85,38 +87,21 @@ impl FileDisk {
         self.files.direct.is_some()
     }
 
-    /// What the page cache holds of it; `None` where the kernel does not say (before Linux 6.5).
+    /// The amount of the file that the page cache holds; `None` if the kernel does not report it
+    /// (before Linux 6.5).
     pub fn cached(&self) -> Option<Cached> {
         pagecache::look(&self.files.buffered, 0, 0)
     }
 
-    /// Whether a range of it can be written out alone, as `io=lazy` does where the kernel does not
-    /// push pages out by itself. Tried by waiting for one page.
+    /// Whether a range of the file can be written out alone. `io=lazy` needs this where the kernel
+    /// does not write pages out by itself. Tested by waiting for one page.
     pub fn has_write_out(&self) -> bool {
         pagecache::await_write_out(&self.files.buffered, 0, 1)
     }
 
-    /// Lets the page cache drop pages of it that need no write-out. Only a hint.
+    /// Lets the page cache drop the file's clean pages. Only a hint.
     pub fn forget_cached(&self) {
         let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);
-    }
-
-    /// Lets this many of the next flushes fail.
-    #[cfg(test)]
-    pub(super) fn fail_flushes(&self, count: u64) {
-        self.files.flushing.faults.store(count, crate::sync::statics::atomic::Ordering::Relaxed);
-    }
-
-    /// Lets this many of the next calls that are no flush find no memory.
-    #[cfg(test)]
-    pub(super) fn be_short(&self, count: u64) {
-        self.files.flushing.shortages.store(count, crate::sync::statics::atomic::Ordering::Relaxed);
-    }
-
-    /// Pretends that direct I/O needs this alignment.
-    #[cfg(test)]
-    pub(super) fn coarsen(&mut self, granule: u64) {
-        Arc::get_mut(&mut self.files).expect("no I/O has been started").granule = granule;
     }
 }
 
@@ -132,6 +117,7 @@ impl Disk for FileDisk {
         let way = match io.op {
             Op::Read | Op::Write => Way::Move,
             Op::Flush => Way::Sync,
+            Op::WriteZeroes if self.files.was_written(&io) => Way::Allocate(ZERO_MODES.len()),
             Op::Discard | Op::WriteZeroes => Way::Allocate(0),
         };
         let is_change = matches!(io.op, Op::Write | Op::Discard | Op::WriteZeroes);
@@ -148,6 +134,9 @@ impl Disk for FileDisk {
         let write = is_change.then(|| self.files.whole.begin_write(at, io.len));
         if is_change {
             self.files.flushing.begin_write(ring);
+        }
+        if way == Way::Allocate(0) && (io.op == Op::Discard || !self.files.keeps_room()) {
+            self.files.whole.punched();
         }
         let mut job = Box::new(FileJob {
             io,
@@ -194,6 +183,10 @@ impl Disk for FileDisk {
         (len, if is_there { extent } else { Extent::Data })
     }
 
+    fn expect_data(&self, from: u64) {
+        self.files.written_from.store(from, Ordering::Relaxed);
+    }
+
     fn errors(&self) -> DiskErrors {
         self.files.errors.look()
     }
@@ -224,6 +217,10 @@ impl Disk for FileDisk {
         self.files.whole.absence(&self.files.buffered)
     }
 
+    fn evidence(&self, is_end: bool) -> Evidence {
+        self.files.evidence(self.limits.size_bytes, is_end)
+    }
+
     fn open_as(&self) -> Option<String> {
         let number = self.files.buffered.as_raw_fd();
         Some(format!("/proc/{}/fd/{number}", std::process::id()))
@@ -233,8 +230,25 @@ impl Disk for FileDisk {
         self.files.lazy.as_ref().map(|lazy| lazy.pacing())
     }
 
+    fn keep_room(&self) -> Result<()> {
+        self.files.keep_room(self.limits.size_bytes).map_err(|errno| match errno {
+            rustix::io::Errno::NOSPC => {
+                let what = format!(
+                    "{} is a sparse file of {} bytes, and its file system lacks the space",
+                    self.limits.name, self.limits.size_bytes
+                );
+                Error::new(Kind::NoSpace, what)
+            }
+            errno => Error::from_io("reserving room for", &self.limits.name, errno.into()),
+        })
+    }
+
     fn begins_at(&self) -> u64 {
         self.files.start
+    }
+
+    fn losses(&self) -> u64 {
+        self.files.flushing.losses()
     }
 
     fn is_owing(&self) -> bool {
@@ -259,10 +273,10 @@ enum Way {
 }
 
 impl Way {
-    /// Whether the same call may pass the next time. In a memory control group a write may fail
-    /// with ENOMEM while all of the group's pages are dirty or on their way to the disk: Linux
-    /// writes out nothing for a write that is in a file system already. A flush is not asked again:
-    /// the kernel says a failed write-out once.
+    /// Whether the same call may succeed the next time. In a memory control group a write may fail
+    /// with ENOMEM while all of the group's pages are dirty or in write-out, because Linux starts
+    /// no write-out for a write that is inside a file system already. A flush is not repeated: the
+    /// kernel reports a failed write-out only once.
     fn may_pass(self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN => true,
@@ -277,17 +291,17 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const NO_HIDE_STALE: i32 = 4;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// Modes of fallocate that discard, best first. The first is a block device's true discard, which
-/// promises nothing about later reads; newer kernels removed it.
+/// Modes of fallocate that discard, best first. The first is a block device's true discard, after
+/// which the content of later reads is undefined; newer kernels removed it.
 const DISCARD_MODES: [i32; 2] = [PUNCH | NO_HIDE_STALE, PUNCH];
 
 /// Modes of fallocate that zero, best first: both give zeroes, the first also frees space.
 const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 
-/// An I/O on its way through one or more calls. While a call is in flight, the I/O's buffer is
-/// in the [`Work`].
+/// An I/O that takes one or more calls. While a call is in flight, the I/O's buffer is in the
+/// [`Work`].
 #[derive(Debug)]
-pub(super) struct FileJob {
+struct FileJob {
     io: DiskIo,
     files: Arc<Files>,
     /// The ticket of a write to a file in flight.
@@ -300,21 +314,21 @@ pub(super) struct FileJob {
     is_buffered: bool,
     /// Flags of the call in flight.
     flags: i32,
-    /// The part of the budget that the write in flight has.
+    /// The part of the budget that the write in flight holds.
     reservation: Option<Reservation>,
-    /// The number of its ring.
+    /// The number of the I/O's ring.
     ring: u64,
-    /// Held by who makes a flush.
-    pub(super) lead: Option<Lead>,
+    /// Held by the job that makes a flush.
+    lead: Option<Lead>,
 }
 
-/// How an I/O goes on.
+/// The next step of an I/O.
 enum Next {
-    /// With this call.
+    /// Make this call.
     Call(Work),
-    /// With this write, as soon as it has room.
+    /// Make this write, as soon as the budget allows it.
     Write(Box<FileJob>, PacedWrite),
-    /// It is over.
+    /// The I/O has completed.
     Over(DiskIo),
 }
 
@@ -344,15 +358,28 @@ impl Job<DiskIo> for FileJob {
             }
         }
     }
+
+    fn value(&self) -> &DiskIo {
+        &self.io
+    }
 }
 
-impl FileJob {
-    /// The call of a flush.
-    pub(super) fn sync(self: Box<Self>) -> Work {
+impl FlushJob for FileJob {
+    fn take_lead(&mut self, lead: Lead) {
+        self.lead = Some(lead);
+    }
+
+    fn sync(self: Box<Self>) -> Work {
         let (file, memory) = (self.files.buffered.clone(), Memory::One(Buffer::empty()));
         Work { file, call: Call::Sync, memory, owner: self, is_awaited: true }
     }
 
+    fn end(self: Box<Self>, result: std::result::Result<(), Status>) -> DiskIo {
+        self.over(Buffer::empty(), result)
+    }
+}
+
+impl FileJob {
     /// Continues after a call that ended with `result` (negative: an errno).
     fn advance(mut self: Box<Self>, memory: Buffer, result: i32) -> Next {
         #[cfg(test)]
@@ -374,7 +401,7 @@ impl FileJob {
                 self.way = Way::Allocate(mode + 1);
                 self.next(memory)
             }
-            // It does not know the flag of the write.
+            // The file system does not know the flag of the write.
             Way::Move | Way::Zeroes
                 if is_refused
                     && self.files.lazy.as_ref().is_some_and(|lazy| lazy.refused(self.flags)) =>
@@ -388,24 +415,24 @@ impl FileJob {
             }
             _ if result < 0 => {
                 self.files.errors.note(self.io.op, -result);
-                Next::Over(self.end(memory, Err(status_of(-result))))
+                Next::Over(self.over(memory, Err(status_of(-result))))
             }
             Way::Sync if !self.files.whole.look(&self.files.buffered) => {
-                Next::Over(self.end(memory, Err(Status::Io)))
+                Next::Over(self.over(memory, Err(Status::Io)))
             }
-            Way::Sync | Way::Allocate(_) => Next::Over(self.end(memory, Ok(()))),
+            Way::Sync | Way::Allocate(_) => Next::Over(self.over(memory, Ok(()))),
             Way::Move | Way::Zeroes => self.moved(memory, result as u64),
         }
     }
 
-    /// `count` more bytes are done. 0 means the end of the file, which was further on when it was
-    /// opened, or a device that takes no bytes.
+    /// `count` more bytes are done. 0 means that the file has become shorter since it was opened,
+    /// or that a device takes no bytes.
     fn moved(mut self: Box<Self>, memory: Buffer, count: u64) -> Next {
         self.done += count;
         self.retries = 0;
         if count == 0 {
             self.files.whole.look(&self.files.buffered);
-            return Next::Over(self.end(memory, Err(Status::Io)));
+            return Next::Over(self.over(memory, Err(Status::Io)));
         }
         self.next(memory)
     }
@@ -414,16 +441,16 @@ impl FileJob {
     fn next(mut self: Box<Self>, mut memory: Buffer) -> Next {
         if self.way == Way::Allocate(ZERO_MODES.len()) {
             if self.io.op == Op::Discard {
-                return Next::Over(self.end(memory, Err(Status::Unsupported)));
+                return Next::Over(self.over(memory, Err(Status::Unsupported)));
             }
             self.way = Way::Zeroes;
             memory = Buffer::zeroed(self.io.len.min(ZEROES) as usize);
         }
         if self.way != Way::Sync && self.done == self.io.len {
-            return Next::Over(self.end(memory, Ok(())));
+            return Next::Over(self.over(memory, Ok(())));
         }
         let Some((file, call)) = self.call() else {
-            return Next::Over(self.end(memory, Ok(())));
+            return Next::Over(self.over(memory, Ok(())));
         };
         if let (Call::Write { offset, len, flags, .. }, Some(_)) = (call, &self.files.lazy) {
             self.flags = flags;
@@ -433,7 +460,7 @@ impl FileJob {
         Next::Call(Work { file, call, memory: Memory::One(memory), owner: self, is_awaited: true })
     }
 
-    /// Sends a write to a lazy file if there is room for it; else it is sent when there is.
+    /// Sends a write to a lazy file if the budget has space for it; otherwise it is sent later.
     fn send(mut self: Box<Self>, write: PacedWrite, ring: &mut Ring) -> Option<Work> {
         let Some(lazy) = self.files.lazy.clone() else { panic!("the file is lazy") };
         let PacedWrite { file, call, memory, range } = write;
@@ -442,16 +469,16 @@ impl FileJob {
             let memory = Memory::One(memory);
             return Some(Work { file, call, memory, owner: self, is_awaited: true });
         }
-        match ring.errand() {
-            Ok(errand) => {
+        match ring.remote_job() {
+            Ok(remote) => {
                 let goes_on: Waiter = Box::new(move |reservation| {
                     self.reservation = Some(reservation);
                     let memory = Memory::One(memory);
-                    errand.go_on(Work { file, call, memory, owner: self, is_awaited: true });
+                    remote.resume(Work { file, call, memory, owner: self, is_awaited: true });
                 });
                 lazy.wait(ring.id(), range, goes_on);
             }
-            Err(_) => ring.complete(self.end(memory, Err(Status::Io))),
+            Err(_) => ring.complete(self.over(memory, Err(Status::Io))),
         }
         None
     }
@@ -472,7 +499,8 @@ impl FileJob {
                 (buffered, Call::Allocate { mode: DISCARD_MODES[mode], offset, len })
             }
             Way::Allocate(mode) => {
-                (buffered, Call::Allocate { mode: ZERO_MODES[mode], offset, len: rest })
+                let mode = if self.files.keeps_room() { ZERO } else { ZERO_MODES[mode] };
+                (buffered, Call::Allocate { mode, offset, len: rest })
             }
             Way::Zeroes => {
                 let most = self.files.lazy.as_ref().map_or(ZEROES, |lazy| lazy.write_bytes_max());
@@ -492,11 +520,7 @@ impl FileJob {
         })
     }
 
-    pub(super) fn end(
-        mut self,
-        memory: Buffer,
-        mut result: std::result::Result<(), Status>,
-    ) -> DiskIo {
+    fn over(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
         match (self.io.op, self.lead.take()) {
             (Op::Flush, Some(lead)) => result = lead.end(result),
             (Op::Flush | Op::Read, _) => {}
@@ -507,11 +531,16 @@ impl FileJob {
         }
         let Files { whole, buffered, start, .. } = &*self.files;
         whole.end_write(self.write.take(), result.is_ok());
-        if self.io.op == Op::Read
-            && result.is_ok()
-            && !whole.believes(buffered, start + self.io.offset, memory.as_slice())
-        {
-            result = Err(Status::Io);
+        if self.io.op == Op::Read && result.is_ok() {
+            let (at, data) = (start + self.io.offset, memory.as_slice());
+            let is_lost = !whole.believes(buffered, at, data)
+                || self.files.was_written(&self.io) && whole.has_hole(buffered, at, data);
+            if is_lost {
+                result = Err(Status::Io);
+            }
+        }
+        if result.is_ok() {
+            self.files.errors.worked(self.io.op);
         }
         let mut io = self.io;
         if matches!(io.op, Op::Read | Op::Write) {
@@ -534,28 +563,4 @@ fn status_of(errno: i32) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flushes_are_not_asked_twice_for_want_of_memory() {
-        assert!(Way::Move.may_pass(-libc::ENOMEM) && Way::Zeroes.may_pass(-libc::ENOMEM));
-        assert!(Way::Allocate(0).may_pass(-libc::ENOMEM) && !Way::Sync.may_pass(-libc::ENOMEM));
-        assert!(!Way::Move.may_pass(-libc::EIO) && !Way::Move.may_pass(libc::ENOMEM));
-    }
-
-    #[test]
-    fn every_errno_has_a_status() {
-        let cases = [
-            (libc::ENOSPC, Status::NoSpace),
-            (libc::EOPNOTSUPP, Status::Unsupported),
-            (libc::EROFS, Status::ReadOnly),
-            (libc::ETIMEDOUT, Status::Timeout),
-            (libc::EIO, Status::Io),
-            (libc::ENXIO, Status::Io),
-        ];
-        for (errno, status) in cases {
-            assert_eq!(status_of(errno), status);
-        }
-    }
-}
+mod tests;

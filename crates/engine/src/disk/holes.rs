@@ -8,12 +8,13 @@ use rustix::io::Errno;
 use super::Extent;
 use crate::units::SECTOR;
 
-/// What `[offset, offset + len)` of a file starts with, and for how many bytes, by at most two
-/// calls. When in doubt, data: also beyond the end of a file that was cut short.
+/// The state of the first bytes of `[offset, offset + len)` in a file, and how many bytes have this
+/// state, by at most two calls. If the state is unknown, it counts as data, even beyond the end of
+/// a file that was cut short.
 pub(super) fn extent(file: &OwnedFd, offset: u64, len: u64) -> (u64, Extent) {
     let data_at = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(at) => at,
-        // There is no data up to the end, or the end is before `offset`.
+        // The rest of the file is a hole, or its end is before `offset`.
         Err(Errno::NXIO) => rustix::fs::fstat(file).map_or(0, |stat| stat.st_size as u64),
         Err(_) => return (len, Extent::Data),
     };
@@ -43,7 +44,7 @@ mod tests {
         assert_eq!(extent(&fd, SECTOR, SECTOR), (SECTOR, Extent::Zeroes));
         assert_eq!(extent(&fd, 2 * MIB, MIB), (65536, Extent::Data));
         assert_eq!(extent(&fd, 3 * MIB, 5 * MIB), (5 * MIB, Extent::Zeroes));
-        // What was cut off is no hole.
+        // The part that was cut off is not a hole.
         file.set_len(4 * MIB).unwrap();
         assert_eq!(extent(&fd, 3 * MIB, 5 * MIB), (MIB, Extent::Zeroes));
         assert_eq!(extent(&fd, 4 * MIB, 4 * MIB), (4 * MIB, Extent::Data));

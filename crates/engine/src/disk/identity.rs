@@ -1,8 +1,8 @@
-//! What stays the same for a device or file over restarts, and tells it from others.
+//! The identity of a device or file: it stays the same over restarts, and differs from all others.
 //!
-//! Block devices: what the hardware or its driver says (`wwid`, a serial number, the UUID of the
-//! device mapper or of a RAID, a loop device's file). Files: the file system, the inode, and the
-//! time of its birth, so that a file that replaced another is seen as another.
+//! For block devices it is the identifier of the hardware or its driver (`wwid`, a serial number,
+//! the UUID of the device mapper or of a RAID, a loop device's file). For files it is the file
+//! system, the inode and the birth time, so a file that replaced another one has another identity.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -12,8 +12,17 @@ use rustix::fs::{Statx, StatxFlags};
 /// An identity has at most this many bytes.
 const IDENTITY_BYTES_MAX: usize = 200;
 
-/// The identity of an open file or block device.
-/// `size_bytes`: of all of it. `start`: where the part begins that is meant.
+/// The kernel's information about an open file.
+pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
+    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
+}
+
+/// STATX_DIOALIGN.
+pub(super) const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+/// The identity of an open file or block device. `size_bytes`: the size of the whole. `start`: the
+/// start of the used part.
 pub(super) fn of(
     file: &OwnedFd,
     stat: &Statx,
@@ -36,8 +45,8 @@ pub(super) fn of(
 }
 
 fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
-    // A loop device's file may be attached again, in part or whole; the others name the thing
-    // itself, which may grow.
+    // A loop device's file may be attached again, in part or whole. The other identifiers identify
+    // the device itself, which may grow.
     let words = [
         ("dm/uuid", "dm", false),
         ("dm/name", "dm name", false),
@@ -52,7 +61,7 @@ fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
     let found = words.iter().find_map(|(file, word, has_size)| {
         Some((format!("{word} {}", sysfs(number(stat), file)?), *has_size))
     });
-    // Without any identity, name and size are better than nothing.
+    // Without any identity, name and size are the best available identity.
     let (found, has_size) =
         found.unwrap_or_else(|| (format!("block device {}", kernel_word(stat)), true));
     let partition = match sysfs(number(stat), "partition") {
@@ -83,7 +92,7 @@ fn folder((major, minor): (u32, u32)) -> PathBuf {
 /// Empty content counts as none.
 pub(super) fn sysfs(device: (u32, u32), file: &str) -> Option<String> {
     let own = folder(device);
-    // Resolved by the kernel, through the link: the folder above a partition's is its disk's.
+    // The kernel resolves the link: the parent folder of a partition's folder is its disk's folder.
     let places = match own.join("partition").exists() {
         true => vec![own.join(file), own.join("..").join(file)],
         false => vec![own.join(file)],
@@ -100,7 +109,7 @@ fn shortened(identity: String) -> String {
     if identity.len() <= IDENTITY_BYTES_MAX {
         return identity;
     }
-    let checksum = crate::crc::crc32c_raw(0, identity.as_bytes());
+    let checksum = crate::base::crc::crc32c_raw(0, identity.as_bytes());
     let mut kept = IDENTITY_BYTES_MAX - 10;
     while !identity.is_char_boundary(kept) {
         kept -= 1;

@@ -1,22 +1,24 @@
-//! `io=lazy`: through the page cache, with write-out at a steady pace.
+//! `io=lazy`: I/O through the page cache, with write-out at a steady rate.
 //!
-//! Left alone, the page cache lets a writer run ahead by gigabytes and then makes all writers wait
-//! while it catches up. Here all writers of a device share a budget of bytes that are dirty or
-//! under write-out: the state machine in `pacer` says who may write and what is written out next.
-//! This file drives it:
+//! By default the page cache lets a writer run ahead by gigabytes, and then makes all writers wait
+//! until it has caught up. Here all writers of a device share a budget of bytes that are dirty or
+//! in write-out: the state machine in `pacer` decides which writer may continue, and which pages
+//! are written out next. This file drives it:
 //!
-//! 1. A write asks first. If it has to wait it leaves its thread's ring as an errand, and comes
-//!    back when the pacer lets it go. No writer starts a write-out, and none waits for one call.
+//! 1. A write asks the pacer first. A write that has to wait is taken out of its thread's ring, and
+//!    returns to the ring as a cross-thread job when the pacer admits it. Writers do not start a
+//!    write-out, and do not wait for one.
 //! 2. Each file has a thread for its write-out ([`Background`]). It starts batches with
-//!    sync_file_range, waits for the oldest, and lets the page cache drop what was written through:
-//!    there is a cache in front already. A file whose device is stuck keeps its own thread only.
-//! 3. cachestat checks what is believed. If the pages of a batch are clean, because the kernel or a
-//!    flush has written them out, there is nothing to do. If more is dirty afterwards than is
-//!    accounted for, because the kernel passes by a page that is under write-out already, the batch
-//!    is written out once more.
+//!    sync_file_range, waits for the oldest, and lets the page cache drop the written pages,
+//!    because there is a cache in front of this disk already. A device that is stuck blocks only
+//!    the threads of its own files.
+//! 3. cachestat checks the accounting. If the pages of a batch are clean, because the kernel or a
+//!    flush has written them out, the pass is done. If more pages are dirty afterwards than
+//!    the accounting allows, because the kernel skips pages that are already in write-out, the
+//!    batch is written out once more.
 //! 4. None of this is a flush: durability comes from fdatasync, as in every other mode. The thread
-//!    has a descriptor of its own: the kernel reports a failed write-out to each open file once,
-//!    and flushes must hear of it, too.
+//!    has its own descriptor: the kernel reports a failed write-out once for each open file, and
+//!    flushes must get the report as well.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -24,24 +26,34 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use super::flushing::Flushing;
-use super::open::ReadMode;
 use super::pacer::{Pacer, Run, Step, Usage, Writer};
 use super::pagecache;
 use super::way::{Way, WayFound};
+
+/// How bytes are read, if not as they are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// As they are written.
+    #[default]
+    Same,
+    /// Through the page cache, where what was read stays.
+    Buffered,
+}
 use crate::error::{Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 use crate::units::MIB;
 
-/// Most bytes that are dirty or being written out, if nobody says.
+/// The default limit of bytes that are dirty or being written out.
 pub const WINDOW_BYTES: u64 = 16 * MIB;
 
-/// A file to which nothing was written for about this long is written out.
+/// A file without writes for about this long is written out.
 const IDLE: Duration = Duration::from_millis(100);
-/// A file that is closed waits this long for a write-out under way.
+/// Closing a file waits this long for a write-out in flight.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// A write that waits: what it does when it may go.
+/// A waiting write: the function that continues it when it is admitted.
 pub(super) type Waiter = Box<dyn FnOnce(Reservation) + Send>;
 
 /// The budget that the files of a mapped device share.
@@ -51,10 +63,10 @@ pub struct Budget(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     pacer: Mutex<Pacer<Parked>>,
-    /// For the threads of all files; they wait with the pacer's lock.
+    /// Wakes the threads of all files; they wait with the pacer's lock.
     bell: Condvar,
     sleepers: AtomicU64,
-    /// Of the pacer, for each write to read without its lock.
+    /// Copied from the pacer, so that each write reads it without the lock.
     write_bytes_max: AtomicU64,
 }
 
@@ -70,7 +82,7 @@ impl Default for Shared {
     }
 }
 
-/// How the write-out of a file is doing.
+/// The state of the write-out of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pacing {
     /// Most bytes that may be dirty or under write-out, over all files of the device.
@@ -83,17 +95,17 @@ pub struct Pacing {
     pub waited: u64,
     /// Batches of this file whose pages were clean already.
     pub skipped: u64,
-    /// Batches of this file that were written out twice: more was dirty than was believed.
+    /// Batches of this file that were written out twice, because more was dirty than accounted for.
     pub again: u64,
     /// Batches of this file whose write-out failed. The next flush reports it.
     pub failed: u64,
-    /// How this file's pages get to the device, and why so.
+    /// The method by which this file's pages get to the device, and the reason for it.
     pub way: &'static str,
-    /// Whether a write has shown that the kernel does not push them by itself.
+    /// Whether a write has shown that the kernel does not write pages out by itself.
     pub is_push_refused: bool,
 }
 
-/// A waiting write, and how to make its reservation.
+/// A waiting write, with the facts for its reservation.
 struct Parked {
     lazy: Arc<Lazy>,
     pages: Range<u64>,
@@ -106,7 +118,7 @@ impl std::fmt::Debug for Parked {
     }
 }
 
-/// A write's part of the budget. When it is dropped the write has ended, with or without success.
+/// A write's part of the budget. It is dropped when the write has ended, with or without success.
 #[derive(Debug)]
 pub(super) struct Reservation {
     lazy: Arc<Lazy>,
@@ -131,7 +143,7 @@ pub(super) struct Lazy {
     inner: Arc<Inner>,
 }
 
-/// What the thread of the write-out knows of its file.
+/// The state of a file's write-out thread.
 #[derive(Debug)]
 struct Inner {
     file: OwnedFd,
@@ -146,7 +158,7 @@ struct Inner {
 }
 
 impl Lazy {
-    /// For an open file that is never flushed through this descriptor.
+    /// The write-out of an open file, which is never flushed through this descriptor.
     pub(super) fn new(
         file: OwnedFd,
         name: &str,
@@ -172,7 +184,7 @@ impl Lazy {
         drop(pacer);
         let lazy = Arc::new(Lazy { number, shared: shared.clone(), inner: inner.clone() });
         let background = Background { number, shared, inner: inner.clone() };
-        // Held until its number is known: the thread clears it when it ends.
+        // The lock is held until the thread's number is stored: the thread clears it when it ends.
         let mut thread = lock(&inner.thread);
         let started = std::thread::Builder::new()
             .name("udm-write-out".into())
@@ -194,12 +206,13 @@ impl Lazy {
         self.shared.write_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// Flags of a write now.
+    /// The flags for a write now.
     pub(super) fn flags(&self) -> i32 {
         self.inner.way.flags()
     }
 
-    /// A write with these flags was refused. Returns whether it should be tried without.
+    /// A write with these flags was refused. Returns whether the write should be tried without
+    /// these flags.
     pub(super) fn refused(&self, flags: i32) -> bool {
         self.inner.way.refused(flags)
     }
@@ -209,7 +222,7 @@ impl Lazy {
         self.inner.way.wrote(flags, || pagecache::look(&self.inner.file, offset, len));
     }
 
-    /// Room for a write by the thread of `ring`. If there is none, let it [`Lazy::wait`].
+    /// Budget for a write by the thread of `ring`. If there is none, the write must [`Lazy::wait`].
     pub(super) fn reserve(self: &Arc<Lazy>, ring: u64, range: Range<u64>) -> Option<Reservation> {
         let pages = Pacer::<Parked>::pages(range);
         let writer = Writer { file: self.number, ring };
@@ -217,7 +230,7 @@ impl Lazy {
         has_room.then(|| Reservation { lazy: self.clone(), ring, pages })
     }
 
-    /// A write waits for room; then `goes_on` is called, on any thread.
+    /// A write waits for budget; then `goes_on` is called, on any thread.
     pub(super) fn wait(self: &Arc<Lazy>, ring: u64, range: Range<u64>, goes_on: Waiter) {
         let pages = Pacer::<Parked>::pages(range);
         let writer = Writer { file: self.number, ring };
@@ -227,14 +240,14 @@ impl Lazy {
         self.shared.leave(pacer);
     }
 
-    /// The file was flushed: what was dirty is clean.
+    /// The file was flushed: its dirty pages are clean now.
     pub(super) fn flushed(&self) {
         let mut pacer = lock(&self.shared.pacer);
         pacer.idle(self.number);
         self.shared.leave(pacer);
     }
 
-    /// How it is doing.
+    /// The state of the write-out.
     pub(super) fn pacing(&self) -> Pacing {
         let Usage { budget, dirty, under_write_out, waited, .. } = lock(&self.shared.pacer).usage();
         Pacing {
@@ -252,7 +265,7 @@ impl Lazy {
 }
 
 impl Drop for Lazy {
-    /// Ends the thread. It may be in a call, on a device that never answers: then it ends later.
+    /// Ends the thread. If the thread is in a call on a device that never answers, it ends later.
     fn drop(&mut self) {
         let Ok(mut pacer) = self.shared.pacer.lock() else { return };
         pacer.close(self.number);
@@ -272,8 +285,7 @@ impl Shared {
         self.write_bytes_max.store(pacer.write_bytes_max(), Ordering::Relaxed);
     }
 
-    /// Gives the lock back. Lets writes go that may go now, and wakes threads that have something
-    /// to do.
+    /// Releases the lock. Admits writes that may start now, and wakes threads that have work.
     fn leave(&self, mut pacer: MutexGuard<'_, Pacer<Parked>>) {
         if self.sleepers.load(Ordering::Relaxed) > 0 && pacer.is_any_due() {
             self.bell.notify_all();
@@ -340,36 +352,42 @@ impl Background {
         true
     }
 
-    /// Waits for the write-out of a batch. The kernel does not keep pages dirty that it could not
-    /// write. All flushes that cover them have to fail.
+    /// Waits for the write-out of a batch. The kernel drops the dirty mark of pages that it could
+    /// not write, so all flushes that cover them have to fail.
     fn wait(&self, runs: &[Run]) {
         let Range { start, end } = span(runs);
         let (file, len) = (&self.inner.file, end - start);
-        let mut is_good = match self.inner.way.found() {
+        let is_good = match self.inner.way.found() {
             Way::Pushed => pagecache::finish_write_out(file, start, len),
             _ => pagecache::await_write_out(file, start, len),
         };
         let dirty = pagecache::look(file, start, len).map(|there| there.dirty_bytes);
         let is_more = |dirty| dirty > lock(&self.shared.pacer).dirty_at_most(self.number);
-        // Without cachestat nobody knows.
-        if dirty.is_none_or(is_more) {
-            is_good &= pagecache::finish_write_out(file, start, len);
+        // Without cachestat the number of dirty pages is unknown.
+        let needs_more = dirty.is_none_or(is_more);
+        #[cfg(test)]
+        let (is_good, needs_more) = match self.inner.flushing.spoils_write_out() {
+            true => (false, true),
+            false => (is_good, needs_more),
+        };
+        let again = needs_more.then(|| {
             self.inner.again.fetch_add(1, Ordering::Relaxed);
-        }
-        if !is_good {
+            pagecache::finish_write_out(file, start, len)
+        });
+        if !is_out(is_good, again) {
             self.inner.failed.fetch_add(1, Ordering::Relaxed);
             self.inner.flushing.write_out_failed();
         }
         self.forget(runs);
     }
 
-    /// The page cache drops what was written through.
+    /// Lets the page cache drop the written pages.
     fn forget(&self, runs: &[Run]) {
         if self.inner.way.found() == Way::Pushed {
             return;
         }
         match self.inner.reads {
-            // What was read in between does not stay either.
+            // Pages that were read in between are dropped as well.
             ReadMode::Same => pagecache::forget(&self.inner.file, span(runs)),
             ReadMode::Buffered => {
                 runs.iter().for_each(|run| pagecache::forget(&self.inner.file, run.start..run.end));
@@ -383,7 +401,7 @@ impl Background {
         self.shared.leave(pacer);
     }
 
-    /// Sleeps until something is due.
+    /// Sleeps until a step is due.
     fn rest<'a>(
         &'a self,
         pacer: MutexGuard<'a, Pacer<Parked>>,
@@ -403,8 +421,39 @@ impl Background {
     }
 }
 
+/// Whether a batch was written out. The kernel reports an error once, so a successful second
+/// write-out does not make up for a failed first one.
+fn is_out(first: bool, again: Option<bool>) -> bool {
+    match again {
+        Some(again) if mutants::is(Mutant::SecondWriteOutCounts) => again,
+        Some(again) => first && again,
+        None => first,
+    }
+}
+
 /// From the first to the last byte of a batch.
 fn span(runs: &[Run]) -> Range<u64> {
     let start = runs.first().map_or(0, |run| run.start);
     start..runs.last().map_or(start, |run| run.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_write_out_does_not_make_up_for_the_first() {
+        assert!(is_out(true, None) && is_out(true, Some(true)));
+        assert!(!is_out(false, None) && !is_out(true, Some(false)) && !is_out(false, Some(false)));
+        assert!(!is_out(false, Some(true)));
+    }
+
+    #[cfg(feature = "mutants")]
+    #[test]
+    fn a_second_write_out_that_counts_is_found() {
+        mutants::set(Some(Mutant::SecondWriteOutCounts));
+        let is_found = is_out(false, Some(true));
+        mutants::set(None);
+        assert!(is_found);
+    }
 }

@@ -1,41 +1,45 @@
 //! Opening a file or block device: exclusively, in the fastest way that works, with its limits.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx};
 use rustix::io::ReadWriteFlags;
 
 use super::claims::Claims;
 use super::errors::Errors;
 use super::files::Files;
 use super::flushing::Flushing;
-use super::identity;
-use super::lazy::{Budget, Lazy};
+use super::identity::{self, DIO_ALIGN, stat};
+use super::lazy::{Budget, Lazy, ReadMode};
 use super::pacer;
 use super::way::DONTCACHE;
 use super::whole::Whole;
 use super::{DiskLimits, LAZY_WINDOW_BYTES};
-use crate::area::{Area, sectors_of};
+use crate::base::area::{Area, sectors_of};
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
+use crate::sync::statics::atomic::{AtomicBool, AtomicU64};
+use crate::topology::Topology;
 use crate::units::{KIB, MIB, SECTOR};
 
-/// What a device is opened for.
+/// The purpose of opening a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OpenMode {
-    /// To read and write, alone: a lock on a file, an exclusive claim of a block device. If it is
-    /// in use already: [`Kind::Busy`].
+    /// To read and write, alone: a lock on a file, an exclusive claim of a block device. If the
+    /// device is already in use: [`Kind::Busy`].
     #[default]
     Exclusive,
-    /// To inspect. Takes no lock, changes nothing.
+    /// To inspect. Takes no lock, changes no data.
     ReadOnly,
     /// To read, while others only read: a shared lock on a file.
     Shared,
 }
 
-/// How bytes get to the device.
+/// The mode in which bytes get to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
     /// Direct where it works, else buffered.
@@ -47,19 +51,9 @@ pub enum IoMode {
     Buffered,
     /// Through the page cache, which drops the data right after (Linux 6.14, some file systems).
     DontCache,
-    /// Through the page cache, written out early and at a steady pace: never more than a window is
-    /// dirty, and what was written out is dropped.
+    /// Through the page cache, written out early and at a steady rate: at most a window is dirty,
+    /// and written pages are dropped.
     Lazy,
-}
-
-/// How bytes are read, if not as they are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadMode {
-    /// As they are written.
-    #[default]
-    Same,
-    /// Through the page cache, where what was read stays.
-    Buffered,
 }
 
 impl IoMode {
@@ -91,7 +85,7 @@ impl IoMode {
         };
         match (mode, reads) {
             (IoMode::Lazy, _) | (_, ReadMode::Same) => Ok((mode, reads)),
-            _ => invalid("only lazy has a read mode of its own"),
+            _ => invalid("only lazy has a separate read mode"),
         }
     }
 }
@@ -108,19 +102,19 @@ pub(crate) fn window_of(value: &str) -> Result<u64> {
     Ok(bytes)
 }
 
-/// How to open a file or block device.
+/// The options for opening a file or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
-    /// What for.
+    /// The purpose.
     pub mode: OpenMode,
-    /// How bytes get there.
+    /// The mode of writes.
     pub io: IoMode,
-    /// How they are read.
+    /// The mode of reads.
     pub reads: ReadMode,
     /// Most bytes that are dirty or under write-out, for [`IoMode::Lazy`]; `None`:
     /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES).
     pub window: Option<u64>,
-    /// The part that is meant.
+    /// The part of the file or device that is used.
     pub area: Area,
 }
 
@@ -130,7 +124,7 @@ pub(super) struct Opened {
     pub files: Files,
 }
 
-/// Opens `path`. A claim in one of `claims` is no obstacle, and all of them get one.
+/// Opens `path`. A claim in one of `claims` does not conflict, and all of them get an entry.
 pub(super) fn open(
     path: &Path,
     options: &FileOptions,
@@ -174,15 +168,15 @@ pub(super) fn open(
             None => 0,
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
+        topology: topology(&stat, is_block_device).from(part.start),
         identity: identity::of(&file, &stat, is_block_device, device_bytes, part.start),
-        kernel_name: match is_block_device {
-            true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
-            false => device,
-        } + &suffix(options),
+        kernel_name: kernel_name(&stat, is_block_device, device) + &suffix(options),
         name,
     };
     let files = Files {
         whole,
+        opened: stat,
+        written_from: AtomicU64::new(u64::MAX),
         start: part.start,
         errors: Errors::default(),
         flushing,
@@ -195,8 +189,17 @@ pub(super) fn open(
         is_block_device,
         block_bytes: unit,
         is_read_only,
+        keeps_room: AtomicBool::new(false),
     };
     Ok(Opened { limits, files })
+}
+
+/// A device node's numbers, as the kernel prints them in a table, or the path of a file.
+fn kernel_name(stat: &Statx, is_block_device: bool, path: String) -> String {
+    match is_block_device {
+        true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
+        false => path,
+    }
 }
 
 /// The descriptor that holds the claim, and one to work with: the same, unless others use that.
@@ -217,7 +220,7 @@ fn claimed(
     Ok((claim, Arc::new(file)))
 }
 
-/// How bytes get to the file beside the page cache.
+/// The methods of I/O to the file other than the page cache.
 struct Ways {
     direct: Option<Arc<OwnedFd>>,
     granule: u64,
@@ -252,7 +255,7 @@ impl Ways {
         Ok(Ways { direct, granule, flags, lazy: None })
     }
 
-    /// Lets what is written lazily take its part of `budget`.
+    /// Lets lazy writes take their part of `budget`.
     fn pace(
         &mut self,
         path: &Path,
@@ -266,7 +269,7 @@ impl Ways {
             return Ok(());
         }
         if options.reads == ReadMode::Same {
-            // What is read stays where the flag is unknown.
+            // If the flag is unknown, pages that were read stay in the page cache.
             self.flags = probe_dontcache(file, name).unwrap_or(0);
         }
         if options.mode == OpenMode::Exclusive {
@@ -292,6 +295,18 @@ fn end_and_block(
     Ok((end, rustix::fs::ioctl_blksszget(file)?))
 }
 
+/// The end of the file or block device at `path`: its last byte, not the end of its last block.
+pub fn end_of(path: &Path) -> Result<u64> {
+    let fail = |errno: rustix::io::Errno| {
+        Error::from_io("examining", path.display().to_string(), errno.into())
+    };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail)?;
+    let stat = stat(&file).map_err(fail)?;
+    let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    Ok(end_and_block(&file, &stat, is_block_device).map_err(fail)?.0)
+}
+
 /// The text after a device's name in a table that asks for `options`.
 fn suffix(options: &FileOptions) -> String {
     let read = if options.reads == ReadMode::Buffered { ",read=buffered" } else { "" };
@@ -307,10 +322,10 @@ fn suffix(options: &FileOptions) -> String {
     if words.is_empty() { String::new() } else { format!("?{}", words.join("&")) }
 }
 
-/// Bytes that the device says it writes whole or not at all: its logical block, or its physical
-/// one, which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write
-/// atomically. A file system may put a file's blocks anywhere, but aligned to its own; and a part
-/// may begin (`start`) within a unit. 0: nobody knows.
+/// The bytes that the device declares to write whole or not at all: its logical block, or its
+/// physical one, which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write
+/// atomically. A file system may put a file's blocks at any address that is aligned to its own
+/// blocks; and a part may begin (`start`) within a unit. 0: unknown.
 fn atomic_bytes(
     file: &OwnedFd,
     stat: &Statx,
@@ -326,7 +341,7 @@ fn atomic_bytes(
         }
     };
     if identity::sysfs(device, "loop/backing_file").is_some() {
-        // That goes through a page cache, or through a file whose blocks can be anywhere.
+        // I/O goes through a page cache, or through a file whose blocks can be at any address.
         return 0;
     }
     let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
@@ -341,26 +356,43 @@ fn atomic_bytes(
     }
 }
 
+/// The units in which the device works best. The units of the device below a file are not the
+/// file's, whose blocks can be at any address; but a hole is made of blocks of the file system.
+fn topology(stat: &Statx, is_block_device: bool) -> Topology {
+    if !is_block_device {
+        let discard_bytes = Topology::unit(stat.stx_blksize.into());
+        return Topology { discard_bytes, ..Topology::default() };
+    }
+    let number = |file: &str| identity::sysfs(identity::number(stat), file)?.parse::<u64>().ok();
+    let unit = |file: &str| number(file).map_or(0, Topology::unit);
+    let (is_aligned, are_discards_aligned) =
+        (number("alignment_offset") == Some(0), number("discard_alignment") == Some(0));
+    let if_aligned = |file: &str| if is_aligned { unit(file) } else { 0 };
+    Topology {
+        physical_bytes: if_aligned("queue/physical_block_size"),
+        minimum_bytes: if_aligned("queue/minimum_io_size"),
+        optimal_bytes: if_aligned("queue/optimal_io_size"),
+        discard_bytes: if are_discards_aligned { unit("queue/discard_granularity") } else { 0 },
+    }
+}
+
 /// A block device may let itself be opened for writing, and then refuse writes.
 fn is_locked_for_writes(stat: &Statx) -> bool {
     identity::sysfs(identity::number(stat), "ro").is_some_and(|flag| flag == "1")
 }
 
 fn read_only(name: &str, what: &str) -> Error {
-    let why = "what is written could never get there; a linear, delay or flakey device may be \
-               read only (?readonly behind its name)";
+    let why = "data could not be written back to it; a linear, delay or flakey device may be \
+               read-only (?readonly after its name)";
     Error::new(Kind::Refused, format!("{name} {what}: {why}"))
 }
 
-/// Opens `path` so that nothing else can open it the same way.
+/// Opens `path` so that no other process can open it the same way.
 fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
     let is_read_only = mode != OpenMode::Exclusive;
     let fail = |errno: rustix::io::Errno| Error::from_io("opening", name, errno.into());
     let busy = || {
-        Error::new(
-            Kind::Busy,
-            format!("{name} is in use: by a device, a mount or another program that claimed it"),
-        )
+        Error::new(Kind::Busy, format!("{name} is in use by a device, a mount or another program"))
     };
     // Checked before opening: opening some things (a tape, a pipe) has effects.
     let kind = rustix::fs::stat(path).map_err(fail)?;
@@ -393,7 +425,7 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
             OpenMode::Shared => FlockOperation::NonBlockingLockShared,
             _ => FlockOperation::NonBlockingLockExclusive,
         };
-        rustix::fs::flock(&file, operation).map_err(|errno| match errno {
+        lock_soon(&file, operation).map_err(|errno| match errno {
             rustix::io::Errno::WOULDBLOCK => busy(),
             errno => Error::from_io("locking", name, errno.into()),
         })?;
@@ -401,17 +433,22 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
     Ok(file)
 }
 
+/// Locks a file. A lock outlives its closed descriptor as long as a child of another thread has a
+/// copy, from its fork to its exec; so udm retries for a tenth of a second before it reports a
+/// lock.
+fn lock_soon(file: &OwnedFd, operation: FlockOperation) -> rustix::io::Result<()> {
+    for _ in 0..50 {
+        match rustix::fs::flock(file, operation) {
+            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(2)),
+            locked => return locked,
+        }
+    }
+    rustix::fs::flock(file, operation)
+}
+
 fn may_read(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::READ_OK).is_ok()
 }
-
-fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
-    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
-}
-
-/// STATX_DIOALIGN.
-const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
 /// Opens `path` once more. Never exclusively: the other descriptor holds the claim, and that would
 /// refuse this one.
@@ -474,8 +511,11 @@ fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
     match rustix::io::preadv2(file, &mut parts, 0, flags) {
         Ok(_) => Ok(DONTCACHE),
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
-            let why = "io=dontcache needs Linux 6.14 and a file system that knows it";
-            Err(Error::new(Kind::Unsupported, format!("{name}: {why}; io=buffered works without")))
+            let why = "io=dontcache needs Linux 6.14 and a file system that supports it";
+            Err(Error::new(
+                Kind::Unsupported,
+                format!("{name}: {why}; io=buffered works without it"),
+            ))
         }
         Err(errno) => Err(Error::from_io("reading", name, errno.into())),
     }
@@ -487,8 +527,24 @@ fn has_discard(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> bool {
         let most = identity::sysfs(identity::number(stat), "queue/discard_max_bytes");
         return most.is_some_and(|bytes| bytes != "0");
     }
-    // Punching a hole beyond the file's end changes nothing; that it works says that holes do.
+    // Punching a hole beyond the file's end changes only its times; if that works, holes work.
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-    let behind = stat.stx_size.next_multiple_of(BUFFER_ALIGN as u64);
-    rustix::fs::fallocate(file, flags, behind, BUFFER_ALIGN as u64).is_ok()
+    let punch = |file: &OwnedFd, size: u64| {
+        let behind = size.next_multiple_of(BUFFER_ALIGN as u64);
+        rustix::fs::fallocate(file, flags, behind, BUFFER_ALIGN as u64).is_ok()
+    };
+    match beside(file, stat) {
+        Some(other) => punch(&other, 0),
+        None => punch(file, stat.stx_size),
+    }
+}
+
+/// A file without a name on the same file system. The tests run on this file, because the times of
+/// a file that may be an origin show whether another program has changed it, and must not change.
+fn beside(file: &OwnedFd, known: &Statx) -> Option<OwnedFd> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let other = rustix::fs::open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    let place = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
+    (place(&stat(&other).ok()?) == place(known)).then_some(other)
 }

@@ -1,24 +1,26 @@
-//! Who may write now, and what is written out next: the budget of dirty bytes that all writers of a
-//! device share. A state machine: no I/O, no clock, no thread; `lazy` drives it.
+//! The pacer of `io=lazy`: the budget of dirty bytes that all writers of a device share. It decides
+//! which writer may write now, and which pages are written out next. It is a state machine without
+//! I/O, clock or thread; `lazy` drives it.
 //!
-//! A *writer* is a thread with a ring, at one file. Bytes that a writer *holds* are reserved by its
-//! writes in flight, dirty, or under write-out; a page that was dirty already stays with the writer
-//! that holds it.
+//! A *writer* is a thread with a ring, at one file. The bytes that a writer *holds* are reserved by
+//! its writes in flight, dirty, or in write-out. A page that was dirty already still counts for the
+//! writer that holds it.
 //!
-//! 1. All that is held fits into the budget.
-//! 2. A file holds at most [`SHARES`] times what it leaves free, and a writer at most that many
-//!    times what it leaves of its file's share. So who runs ahead waits while there is still room,
-//!    which a writer that holds little finds; and what a stuck file holds leaves room to others. A
-//!    file that is the only one may have all, and its writer, if it is the only one, nearly all.
-//! 3. Writers of a file that wait take turns: the one that has written least since it came goes
-//!    first, and nobody passes it. Files take turns by what they hold, but one that has its share
-//!    stops none of the others. Writes of one writer go in their order.
-//! 4. Dirty bytes leave in passes: a pass takes what was dirty when it began, in the order of the
-//!    file, in *batches* of [`Pacer::batch_bytes`] or [`RUNS_MAX`] runs. What is
-//!    written meanwhile goes with the next pass, so that no writer keeps the others' bytes waiting.
-//!    At most [`DEPTH`] batches of a file are under write-out. A pass is due when it fills a batch,
-//!    when someone waits, or when nothing was written for a while.
-//! 5. After a flush everything is due: its batches are found clean, and leave.
+//! 1. All held bytes fit into the budget.
+//! 2. A file holds at most [`SHARES`] times the free part of the budget, and a writer at most that
+//!    many times the free part of its file's share. So a writer that runs ahead has to wait while
+//!    there is still free budget, and a writer that holds little can use that. The bytes of a stuck
+//!    file leave budget for others. A file that is the only one may have the whole budget, and its
+//!    writer, if it is the only one, nearly all.
+//! 3. Waiting writers of a file take turns. The one that has written least since it appeared is
+//!    first, and no other passes it. Files take turns by their held bytes, but a file that has its
+//!    share does not stop the others. Writes of one writer are admitted in order.
+//! 4. Dirty bytes are written out in passes. A pass takes all bytes that were dirty when it began,
+//!    in the order of the file, in *batches* of [`Pacer::batch_bytes`] or [`RUNS_MAX`] runs. Bytes
+//!    written meanwhile belong to the next pass, so no writer delays the bytes of others. At most
+//!    [`DEPTH`] batches of a file are in write-out. A pass is due when it fills a batch, when a
+//!    writer waits, or after a pause without writes.
+//! 5. After a flush the whole pass is due: its batches are found clean, and are removed.
 
 pub(super) mod pages;
 #[cfg(test)]
@@ -30,16 +32,17 @@ use std::ops::Range;
 use pages::Pages;
 pub(super) use pages::Run;
 
+use crate::mutants::{self, Mutant};
 use crate::units::{KIB, MIB};
 
-/// What is held is at most this many times what is left.
+/// At most this many times the free budget is held.
 const SHARES: u64 = 4;
-/// The same for a writer as long as there is no other. The first write of a second one finds room:
-/// it has at most a sixteenth of the budget, and leaves a quarter of that.
+/// The same for the only writer of a file. The first write of a second writer finds
+/// free budget: a write has at most a sixteenth of the budget, and leaves a quarter of that.
 const SHARES_ALONE: u64 = 11;
 /// Batches of a file that are under write-out at a time.
 const DEPTH: usize = 3;
-/// Most runs of a batch: the writes that wait for scattered pages get room in small steps.
+/// Most runs of a batch: writes that wait for scattered pages get budget in small steps.
 const RUNS_MAX: usize = 64;
 /// The smallest budget.
 pub const BUDGET_BYTES_MIN: u64 = MIB;
@@ -55,11 +58,11 @@ pub(super) struct Writer {
     pub ring: u64,
 }
 
-/// What a writer holds, and its writes that wait.
+/// The bytes that a writer holds, and its waiting writes.
 #[derive(Debug)]
 struct Share<W> {
     held: u64,
-    /// Where its next write begins in the order of turns, which counts bytes.
+    /// The position of its next write in the order of turns, which counts bytes.
     turn: u64,
     waiting: VecDeque<Waiting<W>>,
 }
@@ -77,7 +80,7 @@ struct Waiting<W> {
 struct Batch {
     id: u64,
     bytes: u64,
-    /// Whose they are.
+    /// The writers that hold these bytes.
     owners: Vec<(u64, u64)>,
 }
 
@@ -93,15 +96,15 @@ struct File {
     window: u64,
     /// Held by its writers.
     held: u64,
-    /// Where the last write that began stood in the order of turns: a writer that comes begins
-    /// there.
+    /// The position, in the order of turns, of the last write that was admitted. A new writer
+    /// begins there.
     turn: u64,
     /// Its writes that wait.
     waiting: usize,
     dirty: Pages,
     /// Under write-out, the oldest first.
     batches: VecDeque<Batch>,
-    /// Nothing was written to it for a while, or it was flushed.
+    /// The file was flushed, or not written for a while.
     is_idle: bool,
 }
 
@@ -119,14 +122,14 @@ impl File {
     }
 }
 
-/// What its driver should do with a file.
+/// The next step for the driver of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Start the write-out of these runs, which are in order.
     Start { batch: u64, runs: Vec<Run> },
     /// Wait for the end of this batch, then call [`Pacer::ended`].
     Wait { batch: u64 },
-    /// Nothing; `is_dirty`: but some time after the last write there is.
+    /// No step now. `is_dirty`: there will be a step some time after the last write.
     Rest { is_dirty: bool },
 }
 
@@ -151,14 +154,14 @@ pub(super) struct Pacer<W> {
     files: BTreeMap<u32, File>,
     /// Writes that wait.
     waiting: usize,
-    /// Waited, and may go now.
+    /// Writes that waited and are admitted now.
     admitted: Vec<(Writer, W)>,
     waited: u64,
     number: u64,
 }
 
 impl<W> Pacer<W> {
-    /// Without files.
+    /// A pacer without files.
     pub(super) fn new() -> Pacer<W> {
         Pacer {
             budget: BUDGET_BYTES_MIN,
@@ -172,7 +175,7 @@ impl<W> Pacer<W> {
         }
     }
 
-    /// A file more; its number. The budget is the largest window of the files.
+    /// Adds a file; returns its number. The budget is the largest window of the files.
     pub(super) fn open(&mut self, window: u64) -> u32 {
         assert!((BUDGET_BYTES_MIN..=BUDGET_BYTES_MAX).contains(&window));
         self.number += 1;
@@ -182,7 +185,7 @@ impl<W> Pacer<W> {
         number
     }
 
-    /// A file that nobody writes any more. What it holds is given back.
+    /// Removes a file that has no more writes. Its held bytes are freed.
     pub(super) fn close(&mut self, file: u32) {
         let Some(mut closed) = self.files.remove(&file) else { return };
         while closed.dirty.bytes() > 0 {
@@ -206,7 +209,7 @@ impl<W> Pacer<W> {
         (self.budget / 8).clamp(128 * KIB, 4 * MIB)
     }
 
-    /// Most bytes of one write: small parts of the budget, so that none is waited for long.
+    /// Most bytes of one write: a small part of the budget, so that no write is waited for long.
     pub(super) fn write_bytes_max(&self) -> u64 {
         (self.budget / 16).min(MIB)
     }
@@ -216,7 +219,7 @@ impl<W> Pacer<W> {
         range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
     }
 
-    /// Whether a write of `pages` may begin now: then it has its room. Otherwise it waits.
+    /// Whether a write of `pages` may begin now: then its bytes are reserved. Otherwise it waits.
     pub(super) fn try_hold(&mut self, writer: Writer, pages: Range<u64>) -> bool {
         let bytes = pages.end - pages.start;
         let Some(file) = self.files.get(&writer.file) else { return false };
@@ -227,7 +230,7 @@ impl<W> Pacer<W> {
         is_free
     }
 
-    /// A write of `pages` that had no room waits. It comes out of [`Pacer::take_admitted`].
+    /// A write of `pages` that found no budget waits. [`Pacer::take_admitted`] returns it later.
     pub(super) fn wait(&mut self, writer: Writer, pages: Range<u64>, who: W) {
         self.number += 1;
         self.waited += 1;
@@ -251,7 +254,7 @@ impl<W> Pacer<W> {
         !self.admitted.is_empty()
     }
 
-    /// A write of `pages` has ended, well or not: they may be dirty.
+    /// A write of `pages` has ended, successfully or not: they may be dirty.
     pub(super) fn written(&mut self, writer: Writer, pages: Range<u64>) {
         let bytes = pages.end - pages.start;
         let Some(file) = self.files.get_mut(&writer.file) else {
@@ -265,7 +268,7 @@ impl<W> Pacer<W> {
         }
     }
 
-    /// Nothing was written to `file` for a while, or it was flushed: what is left is due.
+    /// `file` has had no write for a while, or was flushed: the rest of its dirty bytes is due.
     pub(super) fn idle(&mut self, file: u32) {
         if let Some(file) = self.files.get_mut(&file) {
             file.is_idle = true;
@@ -281,12 +284,12 @@ impl<W> Pacer<W> {
         under_way < DEPTH && (is_full || dirty > 0 && is_wanted)
     }
 
-    /// Whether the driver of some file has.
+    /// Whether the driver of any file has something to do.
     pub(super) fn is_any_due(&self) -> bool {
         self.files.keys().any(|file| self.is_due(*file))
     }
 
-    /// What the driver of `file` should do; `None`: the file is closed.
+    /// The next step for the driver of `file`; `None`: the file is closed.
     pub(super) fn step(&mut self, file: u32) -> Option<Step> {
         let (is_due, bytes) = (self.is_due(file), self.batch_bytes());
         let entry = self.files.get_mut(&file)?;
@@ -302,7 +305,7 @@ impl<W> Pacer<W> {
         })
     }
 
-    /// The write-out of a batch has ended, well or not: its pages are not dirty any more.
+    /// The write-out of a batch has ended, successfully or not: its pages are not dirty any more.
     pub(super) fn ended(&mut self, file: u32, batch: u64) {
         let Some(entry) = self.files.get_mut(&file) else { return };
         let place = entry.batches.iter().position(|other| other.id == batch);
@@ -319,7 +322,7 @@ impl<W> Pacer<W> {
         file.held - file.batches.iter().map(|batch| batch.bytes).sum::<u64>()
     }
 
-    /// How much is in use now.
+    /// The part of the budget that is in use now.
     pub(super) fn usage(&self) -> Usage {
         let files = self.files.values();
         let dirty = files.clone().map(|file| file.dirty.bytes()).sum();
@@ -329,7 +332,7 @@ impl<W> Pacer<W> {
         Usage { budget: self.budget, dirty, under_write_out, reserved, waited: self.waited }
     }
 
-    /// Whether a write of `bytes` has room: in the budget, in its file's share, in its own.
+    /// Whether a write of `bytes` fits: into the budget, its file's share and its writer's share.
     fn has_room(&self, writer: Writer, bytes: u64) -> bool {
         if self.held == 0 {
             // It may be larger than the budget, which shrinks when a file is closed.
@@ -342,7 +345,8 @@ impl<W> Pacer<W> {
             return own <= if is_alone { SHARES_ALONE } else { SHARES } * free;
         }
         let by_file = self.files.get(&writer.file).map_or(0, |file| file.held) + bytes;
-        // Each byte that the file takes is one free byte less, and so `SHARES` bytes less for it.
+        // Each byte that the file takes is one free byte less, and so `SHARES` bytes less for the
+        // file.
         let left = (SHARES * free).checked_sub(by_file).map(|left| left / (SHARES + 1));
         left.is_some_and(|left| own <= SHARES * left)
     }
@@ -365,11 +369,11 @@ impl<W> Pacer<W> {
         }
     }
 
-    /// A writer that had no write waiting begins no earlier than the last write that began.
+    /// A writer that had no waiting write starts no earlier than the last write that was admitted.
     fn line_up(&mut self, writer: Writer) {
         let last = self.files.get(&writer.file).map_or(0, |file| file.turn);
         let share = self.share(writer);
-        if share.waiting.is_empty() {
+        if share.waiting.is_empty() && !mutants::is(Mutant::NewcomerAtTurnZero) {
             share.turn = share.turn.max(last);
         }
     }
@@ -393,7 +397,7 @@ impl<W> Pacer<W> {
         }
     }
 
-    /// Lets those go that may go now.
+    /// Admits the writes that may begin now.
     fn admit(&mut self) {
         while self.waiting > 0 {
             let Some((writer, bytes)) = self.next_to_go() else { return };
@@ -408,12 +412,12 @@ impl<W> Pacer<W> {
         }
     }
 
-    /// Of each file the writer whose turn it is, and of these the first that has room.
+    /// In each file, the writer whose turn it is; of these, the first whose write fits.
     fn next_to_go(&self) -> Option<(Writer, u64)> {
         let mut firsts: BTreeMap<u32, (u64, u64, Writer, u64)> = BTreeMap::new();
         for (writer, share) in &self.writers {
             let Some(first) = share.waiting.front() else { continue };
-            // Where it would end: a small write does not wait for a large one.
+            // The position where it would end, so that a small write does not wait for a large one.
             let found = (share.turn + first.bytes, first.number, *writer, first.bytes);
             let entry = firsts.entry(writer.file).or_insert(found);
             *entry = found.min(*entry);

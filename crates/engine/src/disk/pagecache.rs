@@ -1,5 +1,5 @@
-//! What the page cache holds of a file (cachestat, Linux 6.5), its write-out by ranges
-//! (sync_file_range), and dropping what it holds.
+//! Calls about a file's pages in the page cache: counting them (cachestat, Linux 6.5), writing out
+//! ranges (sync_file_range), and dropping clean pages.
 
 #![allow(unsafe_code)]
 
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Bytes of a file in the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cached {
-    /// All of them.
+    /// All cached bytes.
     pub cached_bytes: u64,
-    /// Those that must still be written out, or are being written out.
+    /// Bytes that must still be written out, or are being written out.
     pub unclean_bytes: u64,
-    /// Those that must still be written out.
+    /// Bytes that must still be written out.
     pub dirty_bytes: u64,
 }
 
@@ -39,8 +39,8 @@ struct Pages {
     recently_evicted: u64,
 }
 
-/// Asks the kernel about `len` bytes (0: all that follow); `None` where it does not know the call,
-/// or not for this file.
+/// Queries the kernel about `len` bytes (0: up to the end); `None` if the kernel does not have the
+/// call, or does not support it for this file.
 pub(super) fn look(file: &OwnedFd, offset: u64, len: u64) -> Option<Cached> {
     let mut pages = Pages::default();
     let range = StatRange { offset, len };
@@ -62,12 +62,13 @@ pub(super) fn start_write_out(file: &OwnedFd, offset: u64, len: u64) {
     sync_file_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE);
 }
 
-/// Waits until no page of the range is under write-out. Returns whether all went well.
+/// Waits until no page of the range is in write-out. Returns whether all write-outs succeeded.
 pub(super) fn await_write_out(file: &OwnedFd, offset: u64, len: u64) -> bool {
     sync_file_range(file, offset, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
 }
 
-/// Waits until no page of the range is under write-out or dirty. Returns whether all went well.
+/// Waits until no page of the range is dirty or in write-out. Returns whether all write-outs
+/// succeeded.
 pub(super) fn finish_write_out(file: &OwnedFd, offset: u64, len: u64) -> bool {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE

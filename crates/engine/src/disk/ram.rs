@@ -1,13 +1,14 @@
 //! A disk in memory: for tests, for measurements without a slow device, and for experiments.
 //!
-//! Memory is taken in chunks when they are first written. What was never written, or was discarded
-//! in whole chunks, takes none and reads as zeroes. I/O is carried out and completed within
+//! Memory is allocated in chunks when they are first written. Chunks that were never written, or
+//! were discarded whole, take no memory and read as zeroes. I/O is carried out and completed within
 //! `start`, so a caller never sees half of another thread's write to a chunk.
 
-use super::{Disk, DiskIo, DiskLimits, Ring, check};
+use super::{Disk, DiskIo, DiskLimits, Evidence, Ring, check};
 use crate::bio::Op;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Mutex, lock};
+use crate::topology::Topology;
 use crate::units::{MIB, SECTOR};
 
 /// Bytes of memory taken at a time.
@@ -18,6 +19,7 @@ pub struct RamDisk {
     limits: DiskLimits,
     chunks: Vec<Mutex<Option<Box<[u8]>>>>,
     counters: Counters,
+    has_evidence: bool,
 }
 
 /// Counts of operations.
@@ -77,18 +79,25 @@ impl RamDisk {
             block_bytes,
             atomic_bytes: block_bytes,
             has_discard: true,
+            topology: Topology::default(),
             identity: "ram".into(),
             kernel_name: "ram".into(),
         };
         let chunks = (0..size_bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
-        RamDisk { limits, chunks, counters: Counters::default() }
+        RamDisk { limits, chunks, counters: Counters::default(), has_evidence: false }
     }
 
-    /// The same disk under another name, which is its identity too.
+    /// The same disk under another name, which is also its identity.
     pub fn named(mut self, name: &str) -> RamDisk {
         self.limits.name = name.into();
         self.limits.identity = name.into();
         self.limits.kernel_name = name.into();
+        self
+    }
+
+    /// The same disk, whose content caches record when they end.
+    pub fn with_evidence(mut self) -> RamDisk {
+        self.has_evidence = true;
         self
     }
 
@@ -143,8 +152,8 @@ impl RamDisk {
         });
     }
 
-    /// Calls `visit` with each chunk that the range touches, where in the chunk its part begins,
-    /// and which part of the range that is.
+    /// Calls `visit` with each chunk that the range touches, the start of the part within the
+    /// chunk, and the part of the range.
     fn each_chunk(
         &self,
         offset: u64,
@@ -166,6 +175,10 @@ impl RamDisk {
 impl Disk for RamDisk {
     fn limits(&self) -> &DiskLimits {
         &self.limits
+    }
+
+    fn evidence(&self, _is_end: bool) -> Evidence {
+        if self.has_evidence { Evidence::Content } else { Evidence::Nothing }
     }
 
     fn start(&self, mut io: DiskIo, ring: &mut Ring) {

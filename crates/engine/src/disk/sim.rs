@@ -1,32 +1,34 @@
-//! A malicious disk: everything that the contract of disks allows, and faults beyond it.
+//! A malicious disk: it does everything that the contract of disks allows, and faults beyond that.
 //!
-//! It has a volatile write cache that is emptied by a flush only. I/O is either carried out
-//! immediately or held until the simulator picks one; picking decides the order. A crash keeps for
-//! each sector the durable content or any that was written since, whether that write had completed
-//! or not:
+//! It has a volatile write cache that only a flush empties. I/O is either carried out immediately
+//! or held until the simulator picks one; picking decides the order. After a crash, each sector has
+//! the durable content or any content that was written since, whether that write had completed or
+//! not:
 //!
 //! 1. A write takes effect when it completes. Until then, a crash may keep any of its sectors.
-//! 2. A flush that completes makes durable what had completed before the flush *started*.
-//!    A write that completed while the flush was under way may still be lost.
-//! 3. A flush that fails decides for each unflushed sector: it becomes durable after all, it may
-//!    still become so, it is gone, or (worst, and what page caches do) it stays readable but
-//!    no later flush makes it durable.
+//! 2. A flush that completes makes the writes durable that had completed before the flush
+//!    *started*. A write that completed during the flush may still be lost.
+//! 3. A flush that fails decides for each unflushed sector. The sector becomes durable after all,
+//!    or may still become durable, or is gone. In the worst case, which is the behaviour of page
+//!    caches, the sector stays readable but no later flush makes it durable.
 //! 4. A discarded sector reads as zeroes or as before; either is possible.
-//! 5. It says so to that flush only, unless it is to behave as files do ([`SimDisk::say_to_all`]).
+//! 5. Only the failed flush gets the error, unless the disk is to behave as files do
+//!    ([`SimDisk::say_to_all`]).
 //! 6. All choices come from the caller's stream of numbers or from the disk's own seed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::debts::Debts;
 use super::fault::{Effect, Fault};
+use super::pending_errors::PendingErrors;
 use super::ram::{Counters, DiskCounts};
-use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
+use super::{Disk, DiskIo, DiskLimits, Evidence, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::error::Status;
 use crate::prng::Prng;
 use crate::ring::number_of_the_next;
 use crate::sync::{Arc, Mutex, lock};
+use crate::topology::Topology;
 use crate::units::SECTOR;
 
 /// A sector's content. Sectors that are not in a map are zeroes.
@@ -37,14 +39,15 @@ pub struct SimDisk {
     limits: DiskLimits,
     counters: Counters,
     state: Mutex<State>,
+    has_evidence: bool,
 }
 
 struct State {
-    /// What reads see.
+    /// The content that reads return.
     visible: BTreeMap<u64, Sector>,
-    /// What every crash leaves at least, unless something newer is there.
+    /// The content after every crash at least, unless a newer content is kept.
     durable: BTreeMap<u64, Sector>,
-    /// Written since, oldest first, with the number of the write.
+    /// Contents written since the last flush, oldest first, with the number of the write.
     volatile: BTreeMap<u64, Vec<(u64, Sector)>>,
     /// Counts effects of writes.
     sequence: u64,
@@ -53,10 +56,10 @@ struct State {
     is_holding: bool,
     faults: Vec<Fault>,
     prng: Prng,
-    /// What a failed flush has lost can be read until a crash.
+    /// Data lost by a failed flush can be read until a crash.
     shows_lost: bool,
-    /// Who must hear of a failed flush, if all are to hear who must.
-    debts: Option<Debts>,
+    /// The pending errors of failed flushes, if every ring that wrote is to get them.
+    pending_errors: Option<PendingErrors>,
 }
 
 struct Held {
@@ -64,7 +67,7 @@ struct Held {
     ring: u64,
     /// The number of the last write that had taken effect when this was started.
     sequence: u64,
-    /// The same moment, for those who must hear of a failed flush.
+    /// The same moment, for the pending errors.
     moment: u64,
     /// The effect of a fault on it.
     effect: Option<Effect>,
@@ -79,17 +82,24 @@ impl SimDisk {
             block_bytes,
             atomic_bytes: block_bytes,
             has_discard: true,
+            topology: Topology::default(),
             identity: "sim".into(),
             kernel_name: "sim".into(),
         };
         SimDisk::with_content(limits, BTreeMap::new(), false)
     }
 
-    /// The same disk under another name, which is its identity too.
+    /// The same disk under another name, which is also its identity.
     pub fn named(mut self, name: &str) -> SimDisk {
         self.limits.name = name.into();
         self.limits.identity = name.into();
         self.limits.kernel_name = name.into();
+        self
+    }
+
+    /// The same disk, whose content caches record when they end.
+    pub fn with_evidence(mut self) -> SimDisk {
+        self.has_evidence = true;
         self
     }
 
@@ -108,9 +118,10 @@ impl SimDisk {
             faults: Vec::new(),
             prng: Prng::new(0),
             shows_lost: false,
-            debts: None,
+            pending_errors: None,
         };
-        SimDisk { limits, counters: Counters::default(), state: Mutex::new(state) }
+        let (counters, state) = (Counters::default(), Mutex::new(state));
+        SimDisk { limits, counters, state, has_evidence: false }
     }
 
     /// From now on, whether I/O is held until the simulator completes it.
@@ -128,12 +139,12 @@ impl SimDisk {
         lock(&self.state).faults.push(fault);
     }
 
-    /// From now on, failed flushes are said to all who must know, as files do it.
+    /// From now on, every ring that wrote gets the error of a failed flush, as with files.
     pub fn say_to_all(&self) {
-        lock(&self.state).debts = Some(Debts::default());
+        lock(&self.state).pending_errors = Some(PendingErrors::default());
     }
 
-    /// From now on, what a failed flush has lost can be read until a crash, as in a page cache.
+    /// From now on, data lost by a failed flush can be read until a crash, as in a page cache.
     pub fn show_lost(&self) {
         lock(&self.state).shows_lost = true;
     }
@@ -188,14 +199,15 @@ impl SimDisk {
         ring.finish(held.expect("an I/O that was started is held").io, Err(Status::Timeout));
     }
 
-    /// Forgets what is held: it never completes. An I/O that is held keeps its disk alive, so a
-    /// disk that outlives a crash must be abandoned.
+    /// Forgets the held I/O: it never completes. Held I/O keeps its disk alive, so a disk that
+    /// outlives a crash must be abandoned.
     pub fn abandon(&self) {
         let held = std::mem::take(&mut lock(&self.state).held);
         drop(held);
     }
 
-    /// The disk after a crash: what the power cut left, by chance. Faults do not survive.
+    /// The disk after a crash: each sector has one of its possible contents, by chance. Faults do
+    /// not survive.
     pub fn crash(&self, prng: &mut Prng) -> SimDisk {
         // The extremes are tried far more often than chance by sector would try them.
         match prng.below(4) {
@@ -230,7 +242,8 @@ impl SimDisk {
             let chosen = if choice == 0 { durable } else { later.swap_remove(choice - 1) };
             content.insert(sector, chosen);
         }
-        SimDisk::with_content(self.limits.clone(), content, state.is_holding)
+        let disk = SimDisk::with_content(self.limits.clone(), content, state.is_holding);
+        SimDisk { has_evidence: self.has_evidence, ..disk }
     }
 
     /// The operations so far.
@@ -265,7 +278,7 @@ impl SimDisk {
         self.copied(&lock(&self.state).visible)
     }
 
-    /// All that every crash would leave where nothing newer was written.
+    /// The content that every crash would leave where no newer content was written.
     pub fn durable_image(&self) -> Vec<u8> {
         self.copied(&lock(&self.state).durable)
     }
@@ -292,6 +305,10 @@ impl Disk for SimDisk {
         &self.limits
     }
 
+    fn evidence(&self, _is_end: bool) -> Evidence {
+        if self.has_evidence { Evidence::Content } else { Evidence::Nothing }
+    }
+
     fn start(&self, io: DiskIo, ring: &mut Ring) {
         if let Err(status) = check(&self.limits, &io) {
             return ring.finish(io, Err(status));
@@ -301,7 +318,7 @@ impl Disk for SimDisk {
         let effect = state.faults.iter_mut().find_map(|fault| fault.meet(&io));
         let sequence = state.sequence;
         state.note_start(&io, ring);
-        let moment = state.debts.as_ref().map_or(0, Debts::now);
+        let moment = state.pending_errors.as_ref().map_or(0, PendingErrors::now);
         let held = Held { io, ring: ring.id(), sequence, moment, effect };
         if state.is_holding || effect == Some(Effect::Stick) {
             return state.held.push(held);
@@ -311,8 +328,12 @@ impl Disk for SimDisk {
         ring.finish(io, result);
     }
 
+    fn losses(&self) -> u64 {
+        lock(&self.state).pending_errors.as_ref().map_or(0, PendingErrors::losses)
+    }
+
     fn is_owing(&self) -> bool {
-        lock(&self.state).debts.as_ref().is_some_and(Debts::has_any)
+        lock(&self.state).pending_errors.as_ref().is_some_and(PendingErrors::has_any)
     }
 
     /// Held I/O is completed in an order of the disk's own; stuck I/O fails.
@@ -342,8 +363,8 @@ impl State {
         self.held.iter().enumerate().filter(move |(_, held)| is_movable(held)).map(|(n, _)| n)
     }
 
-    /// For each sector that a crash decides about, all contents that may be found instead of the
-    /// durable one, oldest first.
+    /// For each sector that a crash decides about, all possible contents except the durable one,
+    /// oldest first.
     fn possible(&self) -> BTreeMap<u64, Vec<Sector>> {
         let mut possible: BTreeMap<u64, Vec<Sector>> = BTreeMap::new();
         for (sector, versions) in &self.volatile {
@@ -360,27 +381,29 @@ impl State {
         possible
     }
 
-    /// A change begins, for those who must hear of a failed flush.
+    /// A change begins: recorded for the pending errors.
     fn note_start(&mut self, io: &DiskIo, ring: &Ring) {
-        if let (Op::Write | Op::WriteZeroes | Op::Discard, Some(debts)) = (io.op, &mut self.debts) {
-            debts.begin_write(ring.id(), || ring.life());
+        if let (Op::Write | Op::WriteZeroes | Op::Discard, Some(pending_errors)) =
+            (io.op, &mut self.pending_errors)
+        {
+            pending_errors.begin_write(ring.id(), || ring.life());
         }
     }
 
     fn carry_out(&mut self, held: Held) -> (DiskIo, Result<(), Status>) {
         let (ring, moment) = (held.ring, held.moment);
         let (io, result) = self.do_it(held);
-        let result = match (io.op, &mut self.debts) {
-            (Op::Flush, Some(debts)) => {
+        let result = match (io.op, &mut self.pending_errors) {
+            (Op::Flush, Some(pending_errors)) => {
                 match result {
-                    Ok(()) => debts.succeeded(moment),
-                    Err(_) => debts.failed(number_of_the_next()),
+                    Ok(()) => pending_errors.succeeded(moment),
+                    Err(_) => pending_errors.failed(number_of_the_next()),
                 }
-                if debts.collect(ring) { Err(Status::Io) } else { result }
+                if pending_errors.collect(ring) { Err(Status::Io) } else { result }
             }
             (Op::Read | Op::Flush, _) | (_, None) => result,
-            (_, Some(debts)) => {
-                debts.end_write(ring);
+            (_, Some(pending_errors)) => {
+                pending_errors.end_write(ring);
                 result
             }
         };
@@ -427,7 +450,7 @@ impl State {
         }
     }
 
-    /// Makes durable what had taken effect up to the write with number `sequence`.
+    /// Makes all writes durable that had taken effect up to the write with number `sequence`.
     fn flush(&mut self, sequence: u64) {
         let durable = &mut self.durable;
         self.volatile.retain(|sector, versions| {
@@ -439,7 +462,7 @@ impl State {
         });
     }
 
-    /// What a failed flush does to what was not durable.
+    /// The effect of a failed flush on data that was not durable.
     fn lose(&mut self) {
         let State { visible, durable, volatile, prng, shows_lost, .. } = self;
         volatile.retain(|sector, versions| {
@@ -455,7 +478,7 @@ impl State {
                         None => visible.remove(sector),
                     };
                 }
-                // Readable, and never durable.
+                // The data remains readable, and never becomes durable.
                 _ => {}
             }
             false
@@ -464,7 +487,7 @@ impl State {
 }
 
 impl Held {
-    /// Where a change will land, and whether it lands zeroes; `None` if nothing will change.
+    /// The target of a change, and whether it writes zeroes; `None` if it changes no data.
     fn target(&self) -> Option<(u64, bool)> {
         if matches!(self.io.op, Op::Read | Op::Flush) {
             return None;

@@ -1,10 +1,11 @@
-//! How pages of a lazy file get to the device: by RWF_DONTCACHE, where the kernel pushes such
-//! writes out by itself and in the background, else by sync_file_range.
+//! The method that writes pages of a lazy file to the device: RWF_DONTCACHE, if the kernel then
+//! writes such pages out by itself and in the background, else sync_file_range.
 //!
-//! Which one is found by trying. The first writes carry the flag. A file system that refuses it is
-//! not asked again. A kernel that has written the pages out, or started to, when the write returns
-//! has done so in the writer's context (Linux 6.14 to 7.1), which is what a steady write-out is to
-//! avoid: that is a refusal too. If the pages are dirty then, the kernel does it later by itself.
+//! The method is found by trying. The first writes carry the flag. If a file system refuses the
+//! flag, it is not used again. If the kernel has written the pages out, or started to, when the
+//! write returns, it has done so in the writer's context (Linux 6.14 to 7.1). A steady write-out
+//! must avoid this, so it counts as a refusal as well. If the pages are still dirty then, the
+//! kernel writes them out later by itself.
 
 use super::pagecache::Cached;
 use crate::sync::statics::atomic::{AtomicU8, Ordering};
@@ -12,21 +13,21 @@ use crate::sync::statics::atomic::{AtomicU8, Ordering};
 /// RWF_DONTCACHE.
 pub(super) const DONTCACHE: i32 = 0x80;
 
-/// How pages get to the device.
+/// The method by which pages get to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Way {
-    /// Nobody knows yet: writes carry the flag.
+    /// Not known yet: writes carry the flag.
     Trying = 0,
-    /// The kernel does it: writes carry the flag.
+    /// The kernel writes the pages out: writes carry the flag.
     Pushed,
     /// By sync_file_range, because the flag is refused.
     Refused,
-    /// By sync_file_range, because the kernel lets the writer do it.
+    /// By sync_file_range, because the kernel would make the writer do it.
     InWriter,
 }
 
-/// The way, once it is found; it stays what it is then.
+/// The method, once it is found; it does not change after that.
 #[derive(Debug, Default)]
 pub(super) struct WayFound(AtomicU8);
 
@@ -57,7 +58,7 @@ impl WayFound {
         true
     }
 
-    /// A write with these flags has succeeded; `look` says what the page cache has of its range.
+    /// A write with these flags has succeeded; `look` returns the page cache's state of its range.
     pub(super) fn wrote(&self, flags: i32, look: impl FnOnce() -> Option<Cached>) {
         if flags & DONTCACHE == 0 || self.found() != Way::Trying {
             return;
@@ -72,10 +73,12 @@ impl WayFound {
     /// In words.
     pub(super) fn words(&self) -> &'static str {
         match self.found() {
-            Way::Trying => "not known before the first write",
-            Way::Pushed => "RWF_DONTCACHE: the kernel writes out by itself",
-            Way::Refused => "sync_file_range: RWF_DONTCACHE is refused here",
-            Way::InWriter => "sync_file_range: this kernel lets the writer carry RWF_DONTCACHE out",
+            Way::Trying => "unknown before the first write",
+            Way::Pushed => "RWF_DONTCACHE: the kernel writes pages out itself",
+            Way::Refused => "sync_file_range: the kernel refuses RWF_DONTCACHE",
+            Way::InWriter => {
+                "sync_file_range: with RWF_DONTCACHE, this kernel would block the writer"
+            }
         }
     }
 }
@@ -94,8 +97,8 @@ mod tests {
         assert_eq!(way.flags(), DONTCACHE);
         assert!(way.refused(DONTCACHE));
         assert_eq!((way.found(), way.flags()), (Way::Refused, 0));
-        assert!(!way.refused(0), "there is nothing left to try");
-        // A write that was under way meanwhile changes nothing.
+        assert!(!way.refused(0), "all flags were tried");
+        // A write that was in flight meanwhile does not count.
         way.wrote(DONTCACHE, || cached(4096));
         assert_eq!(way.found(), Way::Refused);
     }
@@ -109,7 +112,7 @@ mod tests {
             assert_eq!(way.flags() == DONTCACHE, expected == Way::Pushed);
             way.wrote(DONTCACHE, || panic!("only the first is looked at"));
         }
-        // Writes without the flag say nothing.
+        // Writes without the flag do not count.
         let way = WayFound::default();
         way.wrote(0, || panic!("not looked at"));
         assert_eq!(way.found(), Way::Trying);

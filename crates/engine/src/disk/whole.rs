@@ -1,18 +1,22 @@
-//! Whether what was opened is still complete, and is still what its path names.
+//! Checks whether an opened file or device is still complete, and whether its path still leads to
+//! it.
 //!
-//! 1. What a file or device lost once is lost: it may be made longer again, but what is read there
-//!    then is not the data that was written. So the shortest length ever seen counts, for reads;
-//!    and a medium that lost a part takes no more writes, which would hide the loss and could not
-//!    be found again.
+//! 1. A part that a file or device has lost once stays lost. The file may be extended again, but
+//!    its content there is not the data that was written. So the shortest length ever seen counts
+//!    for reads. A medium that lost a part takes no more writes, because they would hide the loss
+//!    and could not be read back.
 //! 2. Linux does not report that a file was cut short. A read that meets the new end shows it;
 //!    otherwise the length must be checked. That costs a system call, so writes check every
-//!    [`LOOK_EVERY`], and each time that they reach the end, because such a write alone could make
-//!    a short file as long as it was. Flushes always check, after their work: what a client hears
-//!    is durable is within the length. So do reads that find zeroes in a file: a write beyond the
-//!    cut, in flight then or sent before the next check, makes the file longer again and leaves a
-//!    hole. `recent` says how much of the file is left then.
-//! 3. A loop device keeps its size when its file is cut, so that file is checked too.
-//! 4. A name is checked on request. A deleted file lives as long as it is open.
+//!    [`LOOK_EVERY`], and each time that they reach the end, because such a write alone could
+//!    extend a short file to its old length. Flushes always check, after their work, so that data
+//!    acknowledged as durable is within the length. So do reads that find zeroes in a file: a write
+//!    beyond the cut, in flight then or sent before the next check, extends the file again and
+//!    leaves a hole. `recent` then tells how much of the file is left. A file that was cut and
+//!    extended to its old length has holes. They count as a cut where all blocks of the file
+//!    existed before (`recent` knows), and where the disk's user reads only written data
+//!    ([`Whole::has_hole`]).
+//! 3. A loop device keeps its size when its file is cut, so that file is checked as well.
+//! 4. A name is checked on request. A deleted file exists until it is closed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,20 +24,25 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::Extent;
+use super::holes;
 use super::recent::Recent;
-use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use crate::sync::statics::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::SECTOR;
 
 /// Milliseconds between two checks by [`Whole::glance`].
 const LOOK_EVERY: u64 = 20;
 
-/// What was opened, and how much of it there was.
+/// The record of an opened file or device, and of its length.
 #[derive(Debug)]
 pub(crate) struct Whole {
     path: PathBuf,
     opened_bytes: u64,
     /// The shortest length seen.
     left_bytes: AtomicU64,
+    /// The file has a hole where data was written. `hole_at` is the hole's first byte.
+    is_hollow: AtomicBool,
+    hole_at: AtomicU64,
     next_look: AtomicU64,
     /// Writes to a file since it was seen whole; devices do not grow by writes.
     recent: Option<Recent>,
@@ -47,19 +56,19 @@ struct Under {
     start: u64,
 }
 
-/// What happened to the name of something that is open.
+/// A change of the name of an open file or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// It has no name any more, and ends when it is closed.
+    /// The file was deleted, and its data is lost when it is closed.
     Deleted,
-    /// It has another name now.
+    /// The file was renamed.
     Moved,
-    /// Its name leads to something else.
+    /// The name leads to another file.
     Replaced,
 }
 
 impl Absence {
-    /// What happened, in words that follow the name.
+    /// The change, in words that follow the name.
     pub fn words(self) -> &'static str {
         match self {
             Absence::Deleted => "was deleted",
@@ -70,42 +79,79 @@ impl Absence {
 }
 
 impl Whole {
-    /// Of `file`, which was opened as `path` and is `bytes` long.
+    /// The record of `file`, which was opened as `path` and is `bytes` long.
     pub(crate) fn new(path: &Path, file: impl AsFd, bytes: u64) -> Whole {
         Whole {
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             opened_bytes: bytes,
             left_bytes: AtomicU64::new(bytes),
+            is_hollow: AtomicBool::new(false),
+            hole_at: AtomicU64::new(u64::MAX),
             next_look: AtomicU64::new(0),
             recent: fstat(&file)
                 .ok()
                 .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
-                .map(|_| Recent::default()),
+                .map(|_| Recent::new(&file)),
             under: Under::of(file, bytes),
         }
     }
 
-    /// How long it was.
+    /// The length at the time of opening.
     pub(crate) fn opened_bytes(&self) -> u64 {
         self.opened_bytes
     }
 
-    /// Bytes from the start that were always there, as of the checks so far.
+    /// The bytes from the start that always existed, by the checks so far.
     #[inline]
     pub(crate) fn left_bytes(&self) -> u64 {
         self.left_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it lost a part, as of the checks so far.
+    /// Whether the file or device lost a part, by the checks so far.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
-        self.left_bytes() < self.opened_bytes
+        self.left_bytes() < self.opened_bytes || self.is_hollow()
+    }
+
+    /// Whether the file has holes where data was written, by the checks so far: zeroes that are
+    /// read from it may not be written data.
+    #[inline]
+    pub(crate) fn is_hollow(&self) -> bool {
+        self.is_hollow.load(Ordering::Relaxed)
+    }
+
+    /// All of its blocks were reserved: from now on a hole is a loss.
+    pub(crate) fn reserved(&self, file: impl AsFd) {
+        if let Some(recent) = &self.recent {
+            recent.reserved(file, self.opened_bytes);
+        }
+    }
+
+    /// Its holes, in order, if it has fewer blocks than bytes.
+    pub(crate) fn holes(&self, file: impl AsFd) -> Vec<(u64, u64)> {
+        self.recent.as_ref().map_or(Vec::new(), |recent| recent.holes(file, self.opened_bytes))
+    }
+
+    /// A hole is about to be punched into it.
+    pub(crate) fn punched(&self) {
+        if let Some(recent) = &self.recent {
+            recent.punched();
+        }
     }
 
     /// Checks. Returns whether it is whole, now and before.
     pub(crate) fn look(&self, file: impl AsFd) -> bool {
+        if self.is_hollow() {
+            // The file is not written any more, and each check would search all of its holes.
+            return false;
+        }
         let left = match &self.recent {
-            Some(recent) => recent.look(&file, self.opened_bytes),
+            Some(recent) => recent.look(&file, self.opened_bytes).and_then(|seen| {
+                // A file that is known to be cut, and is longer again, has lost no further data.
+                let is_new = !seen.is_hollow || self.left_bytes() == self.opened_bytes;
+                self.is_hollow.fetch_or(seen.is_hollow && is_new, Ordering::Relaxed);
+                is_new.then_some(seen.left_bytes)
+            }),
             None => length(&file),
         };
         if let Some(bytes) = left {
@@ -146,25 +192,56 @@ impl Whole {
         }
     }
 
-    /// Whether `data`, which was read from `offset`, is the file's content there, and not a hole of
-    /// a file that was cut and became longer again.
+    /// Whether `data`, which was read from `offset`, is the file's content there. It may instead be
+    /// a hole of a file that was cut and became longer again.
     pub(crate) fn believes(&self, file: impl AsFd, offset: u64, data: &[u8]) -> bool {
-        let is_zero = |sector: &[u8]| sector.first_chunk::<8>().is_none_or(|word| *word == [0; 8]);
-        if self.recent.is_none() || !data.chunks(SECTOR as usize).any(is_zero) {
+        if self.recent.is_none() || !has_zeroes(data) {
             return true;
         }
         self.look(file) || offset + data.len() as u64 <= self.left_bytes()
     }
 
-    /// Checks. What it lost, in words that follow its name, if anything.
+    /// Whether zeroes in `data`, which was read from `offset`, are a hole of the file. If all data
+    /// that is read there was written, the file has lost this data, and the loss counts for all I/O
+    /// from then on.
+    pub(crate) fn has_hole(&self, file: &OwnedFd, offset: u64, data: &[u8]) -> bool {
+        let keeps_blocks = self.recent.as_ref().is_some_and(Recent::keeps_blocks);
+        if !keeps_blocks || !has_zeroes(data) {
+            return false;
+        }
+        let (mut at, end) = (offset, offset + data.len() as u64);
+        while at < end {
+            let (len, extent) = holes::extent(file, at, end - at);
+            let found = &data[(at - offset) as usize..][..len as usize];
+            // A write has stored data other than zeroes meanwhile, or the hole is elsewhere.
+            if extent == Extent::Zeroes && found.iter().all(|byte| *byte == 0) {
+                self.hole_at.fetch_min(at, Ordering::Relaxed);
+                self.is_hollow.store(true, Ordering::Relaxed);
+                return true;
+            }
+            at += len;
+        }
+        false
+    }
+
+    /// Checks the file. Returns the loss, in words that follow the file's name, if there is one.
     pub(crate) fn loss(&self, file: impl AsFd) -> Option<String> {
-        (!self.look(file)).then(|| {
+        (!self.look(&file)).then(|| {
             let (opened, left) = (self.opened_bytes, self.left_bytes());
-            format!("was cut short, from {opened} to {left} bytes")
+            if left == opened {
+                let hole_at = self.hole_at.load(Ordering::Relaxed);
+                return format!(
+                    "has a hole at byte {hole_at}, where data had been written: it was cut short \
+                     and extended again, or a program replaced zeroes with holes"
+                );
+            }
+            let again = if self.is_hollow() { ", and extended again" } else { "" };
+            format!("was cut short, from {opened} to {left} bytes{again}")
         })
     }
 
-    /// What happened to its name, if anything. The removal of a device node changes nothing.
+    /// Checks the file's name. Returns the change, if there was one. The removal of a device node
+    /// does not count.
     pub(crate) fn absence(&self, file: impl AsFd) -> Option<Absence> {
         let own = fstat(file).ok()?;
         let is_file = FileType::from_raw_mode(own.st_mode) == FileType::RegularFile;
@@ -180,6 +257,12 @@ impl Whole {
             Err(_) => None,
         }
     }
+}
+
+/// Whether a sector of `data` may be zeroes. A cheap check of each sector's first word.
+fn has_zeroes(data: &[u8]) -> bool {
+    let is_zero = |sector: &[u8]| sector.first_chunk::<8>().is_none_or(|word| *word == [0; 8]);
+    data.chunks(SECTOR as usize).any(is_zero)
 }
 
 fn is_same(own: &Stat, found: &Stat, is_file: bool) -> bool {
@@ -212,7 +295,7 @@ impl Under {
     }
 }
 
-/// How long something is, if that can be found out.
+/// The length of a file or device, if it can be found out.
 fn length(file: impl AsFd) -> Option<u64> {
     let stat = fstat(&file).ok()?;
     match FileType::from_raw_mode(stat.st_mode) {

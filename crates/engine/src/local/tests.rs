@@ -43,9 +43,9 @@ fn file_device() -> (Arc<Device>, tempfile::TempDir) {
     std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
     let text = format!("0 1024 linear {} 8", path.display());
     let table = crate::table::Table::parse(&text).unwrap();
-    let opener = crate::world::SystemOpener::without_memory();
+    let opener = crate::build::SystemOpener::without_memory();
     let table =
-        crate::world::build(&table, &opener, &crate::world::BuildOptions::named(1)).unwrap();
+        crate::build::build(&table, &opener, &crate::build::BuildOptions::named(1)).unwrap();
     (Device::with_table("file", table).unwrap(), dir)
 }
 
@@ -68,7 +68,7 @@ fn waits_for_files() {
     tokens.sort_unstable();
     assert_eq!(tokens, (0..32).collect::<Vec<_>>());
     assert!(local.wait().is_none() && local.poll().is_none());
-    // What is in flight when a caller goes away still reaches the disk.
+    // I/O in flight when a caller is dropped still reaches the disk.
     local.submit(Bio::write(0, Buffer::from_bytes(&[9; 512]), false, 1));
     drop(local);
     drop(device);
@@ -109,7 +109,7 @@ fn a_programs_own_loop_learns_of_everything_by_one_descriptor() {
     let (on_disk, _dir) = file_device();
     for device in [in_memory(), on_disk] {
         let mut local = Local::new(&device).unwrap();
-        // What was handed over before the first call counts, too.
+        // Bios that were submitted before the first call count as well.
         local.submit(Bio::write(0, Buffer::zeroed(4096), true, 1));
         assert!(is_readable(local.fd().unwrap(), 10_000), "the first write is done");
         while local.poll().is_none() {
@@ -117,7 +117,7 @@ fn a_programs_own_loop_learns_of_everything_by_one_descriptor() {
         }
         for round in 0..100 {
             assert!(local.poll().is_none());
-            assert!(!is_readable(local.fd().unwrap(), 0), "round {round}: nothing to do");
+            assert!(!is_readable(local.fd().unwrap(), 0), "round {round}: no request");
             let op = [Op::Write, Op::Read, Op::Flush][round % 3];
             let bio = match op {
                 Op::Write => Bio::write(0, Buffer::zeroed(4096), round % 2 == 0, 2),
@@ -145,13 +145,13 @@ fn a_programs_own_loop_learns_of_everything_by_one_descriptor() {
 fn a_wait_with_a_deadline_ends_there() {
     let device = linear(Arc::new(RamDisk::new(MIB, 512)), MIB / 2);
     let mut local = Local::new(&device).unwrap();
-    assert!(local.wait_until(u64::MAX).is_none(), "nothing is in flight");
+    assert!(local.wait_until(u64::MAX).is_none(), "no request is in flight");
     local.suspend().unwrap();
     local.submit(Bio::flush(3));
     let before = now();
     assert!(local.wait_until(before + 20_000_000).is_none());
     assert!(now() >= before + 20_000_000, "it waits as long as it was asked to");
-    assert!(local.wait_until(0).is_none(), "a deadline that is over");
+    assert!(local.wait_until(0).is_none(), "a past deadline");
     device.resume().unwrap();
     assert_eq!(local.wait_until(u64::MAX).unwrap().token, 3);
 }

@@ -4,35 +4,57 @@
 //! pcache <cache device> <backing device> [<#words> [<option> <value>]...] [<option> <value>]...
 //! ```
 //!
-//! [`OPTIONS`] lists the options. The kernel knows two of them, `cache_mode` and `data_crc`; its
-//! own table prints the latter as `crc`, which it does not take back, but we do. The others are
-//! ours. They stand after the counted words, where the kernel ignores them, so that one table
-//! serves both; among the counted words they are welcome too.
+//! [`OPTIONS`] lists the options. The kernel knows two of them, `cache_mode` and `data_crc`. Its
+//! own table prints the latter as `crc`, which the kernel does not accept as input, but udm does.
+//! The other options are udm's. They follow the counted words, where the kernel ignores them, so
+//! that one table serves both; udm also accepts them among the counted words.
 
 use crate::error::{Error, Kind, Result};
 use crate::table::Word;
 
-use super::attach::LogDamage;
-use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::retention::RetentionKind;
 
+/// Dirty data waits this long, in milliseconds, unless the table sets another time.
+pub(super) const MAX_AGE_MS: u32 = 10_000;
+/// This many percent of the cache's space may be dirty before write-back begins, unless the table
+/// sets another mark.
+pub(super) const HIGH_WATERMARK: u32 = 40;
 /// The words of a line that the kernel knows.
-pub const WORDS: &str = "<cache device> <backing device> [<#words> [cache_mode writeback] \
-                         [data_crc true|false]]";
+pub const WORDS: &str = "\
+<cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
+and, not counted:
+  [writeback_order ordered|fast|adaptive]
+  [max_age MILLISECONDS]
+  [high_watermark PERCENT]
+  [read_fill always|never]
+  [retention hot|fifo]
+  [rebind true|false]
+  [log_damage refuse|truncate]
+  [lost_memory refuse|accept]";
+
+/// What to do about a log that ends in the middle of damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LogDamage {
+    /// Do not attach.
+    #[default]
+    Refuse,
+    /// Continue without the records after the damage, as the kernel does silently.
+    Truncate,
+}
 
 /// How strictly write-back keeps the order of clients' flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritebackOrder {
-    /// The backing device alone always is a state that a power cut could have left: writes are
-    /// merged and reordered between two flushes of the clients only.
+    /// The backing device alone always has a state that a power failure could have left: writes are
+    /// merged and reordered only between two flushes of the clients.
     #[default]
     Ordered,
-    /// Merges across flushes too. While a batch that does so is under way, the backing device
-    /// alone is no state of any flush; status says when that is.
+    /// Also merges across flushes. While such a batch is in progress, the state of the backing
+    /// device alone does not match any flush; the status shows when.
     Fast,
-    /// Ordered while write-back keeps up; as `Fast` when much more of the cache is dirty than
-    /// `high_watermark` says (a quarter of the way from there to all of it), or space is short,
-    /// until it is less than that mark.
+    /// Ordered while write-back keeps up. Changes to `Fast` when much more of the cache is dirty
+    /// than `high_watermark` (a quarter of the way from there to all of it), or space is short,
+    /// until less than that mark is dirty.
     Adaptive,
 }
 
@@ -43,13 +65,13 @@ pub struct TableArgs {
     pub cache: Word,
     /// The word that names the backing device.
     pub backing: Word,
-    /// Whether keys carry CRCs of their data; must equal what the cache was formatted with.
+    /// Whether keys carry CRCs of their data; must be the same as at the format.
     pub has_data_crc: bool,
     /// Order of write-back.
     pub writeback_order: WritebackOrder,
     /// Data that has been dirty for this many milliseconds is written back.
     pub max_age_ms: u32,
-    /// Write-back begins when this many percent of the cache's room are dirty.
+    /// Write-back begins when this many percent of the cache's space are dirty.
     pub high_watermark: u32,
     /// Whether reads that miss are cached.
     pub fills_reads: bool,
@@ -59,8 +81,8 @@ pub struct TableArgs {
     pub log_damage: LogDamage,
     /// Attach although the label names another backing device.
     pub rebinds: bool,
-    /// Attach although writes that were acknowledged and not flushed are lost with the memory that
-    /// the last server left.
+    /// Attach although acknowledged writes that were not flushed are lost with the memory of the
+    /// last server.
     pub accepts_loss: bool,
 }
 
@@ -69,12 +91,12 @@ struct TableOption {
     /// Its name, and others that are taken for it.
     names: &'static [&'static str],
     values: Values,
-    /// Takes a value: a number, or the place of a word among the words.
+    /// Takes a value: a number, or the index of a word among the words.
     set: fn(&mut TableArgs, u32),
     /// The value, in the same way.
     get: fn(&TableArgs) -> u32,
-    /// Whether a printed table has it, unless it has its usual value. The kernel's own options are
-    /// printed by themselves, and what holds for one attach only is not printed.
+    /// Whether a printed table has it, unless it has its default value. The kernel's own options
+    /// are printed separately, and options that hold for one attach only are not printed.
     is_printed: bool,
 }
 
@@ -215,7 +237,7 @@ impl TableArgs {
         for at in (3..words.len()).step_by(2) {
             let name = text(at);
             if at + 1 == words.len() || at + 1 == 3 + counted {
-                return Err(wrong(words, at, format!("option '{name}' has no value")));
+                return Err(wrong(words, at, format!("option '{name}' lacks its value")));
             }
             let option = OPTIONS.iter().find(|option| option.names.contains(&name));
             let option = option.ok_or_else(|| {

@@ -1,8 +1,10 @@
-//! The background: its work, under its lock; the order of the work, and when to look again.
+//! The background of a cache: its work, under its lock; the order of the work, and the time of the
+//! next check.
 
 use crate::disk::DiskIo;
+use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::target::Port;
 use crate::units::{Nanos, SECOND};
@@ -10,11 +12,14 @@ use crate::units::{Nanos, SECOND};
 use super::Pcache;
 use super::attach::Replay;
 use super::gc::{ROUNDS_MAX, Sweep};
+use super::layout::REGION_BYTES;
 use super::pace::Pace;
 use super::writeback::Writeback;
 
 /// An open key set with keys is logged after this long.
 const CLOSE_AFTER: Nanos = SECOND;
+/// A drain has begun, and not all that is dirty is logged.
+const NOT_LOGGED: u64 = u64::MAX;
 /// How often the background checks whether the medium is complete.
 const LOOK_EVERY: Nanos = SECOND / 10;
 
@@ -23,7 +28,8 @@ const LOOK_EVERY: Nanos = SECOND / 10;
 enum Occasion {
     /// The time has come, or the background was woken.
     Tick,
-    /// A batch is on the backing device: what it freed is collected, and the next one may begin.
+    /// A batch is on the backing device: the space that it freed is collected, and the next one may
+    /// begin.
     BatchEnded,
 }
 
@@ -47,15 +53,17 @@ pub(super) struct Work {
 pub(super) struct Background {
     work: Mutex<Work>,
     is_draining: AtomicBool,
+    /// A drain ends when this many bytes, of all dirty bytes ever stored, are written back.
+    drains_to: AtomicU64,
     is_suspended: AtomicBool,
     /// Whether there is a [`Replay`].
     is_replaying: AtomicBool,
-    /// What the attach found, and what was found since.
+    /// Findings of the attach, and later ones.
     notes: Mutex<Vec<String>>,
 }
 
 impl Background {
-    /// With what the attach has left to do, and what it found.
+    /// Starts with the remaining work and the findings of the attach.
     pub(super) fn new(
         writeback: Writeback,
         replay: Option<Replay>,
@@ -64,6 +72,7 @@ impl Background {
     ) -> Background {
         Background {
             is_draining: AtomicBool::new(false),
+            drains_to: AtomicU64::new(NOT_LOGGED),
             is_suspended: AtomicBool::new(false),
             is_replaying: AtomicBool::new(replay.is_some()),
             work: Mutex::new(Work { writeback, replay, replay_slice, ..Work::default() }),
@@ -78,10 +87,6 @@ impl Background {
     /// Whether everything is to be written back.
     pub(super) fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_draining(&self, is_draining: bool) {
-        self.is_draining.store(is_draining, Ordering::SeqCst);
     }
 
     pub(super) fn is_suspended(&self) -> bool {
@@ -124,6 +129,7 @@ impl Pcache {
         }
         self.look_at_medium(work);
         self.replay_slice(work);
+        self.mark_drain();
         self.work(work, Occasion::Tick, port);
         self.give_up_if_hopeless(work);
         self.next_look(work)
@@ -132,21 +138,23 @@ impl Pcache {
     /// A write of write-back is complete.
     pub(super) fn written_back(&self, io: DiskIo, port: &mut Port) {
         let work = &mut *self.background.lock();
+        self.counters.writeback_ios.fetch_add(1, Ordering::Relaxed);
         self.complete_write(&mut work.writeback, io, port);
-        self.plan_retry(work);
+        self.plan_retry(&mut work.writeback, work.now);
     }
 
     /// A batch's flush is complete.
     pub(super) fn flushed_back(&self, io: DiskIo, port: &mut Port) {
         let work = &mut *self.background.lock();
+        self.counters.writeback_ios.fetch_add(1, Ordering::Relaxed);
         if self.complete_flush(&mut work.writeback, &io) {
             self.work(work, Occasion::BatchEnded, port);
         }
-        self.plan_retry(work);
+        self.plan_retry(&mut work.writeback, work.now);
     }
 
-    /// Does the work in this order: keys that wait in memory are logged, logged data is written
-    /// back, data that was written back is collected, and that makes room for bios that wait.
+    /// Does the work in this order: keys in memory are logged, logged data is written back, and
+    /// data that was written back is collected, which frees space for waiting bios.
     fn work(&self, work: &mut Work, occasion: Occasion, port: &mut Port) {
         self.close_old_sets(work, self.is_urgent());
         match occasion {
@@ -154,9 +162,9 @@ impl Pcache {
                 self.writeback_if_due(work, port);
                 self.collect_enough(work, port);
             }
-            Occasion::BatchEnded => self.collect(work),
+            Occasion::BatchEnded => self.collection_step(work),
         }
-        self.look_at_collection(work);
+        self.look_at_collection(&mut work.pace, work.now);
         match occasion {
             // Data kept after keys that are not dirty can be given up, once write-back has passed
             // them.
@@ -179,18 +187,18 @@ impl Pcache {
             return self.signals.work();
         }
         let passed = self.log.dirty_tail();
-        self.writeback_step(work, port);
+        self.begin_batch(work, port);
         if self.log.dirty_tail() != passed {
-            // Marks and CLEAN keys alone: no further flush will end and check again, but a bio may
-            // wait for this room.
-            self.collect(work);
+            // Only marks and CLEAN keys: no further flush will end and check again, but a bio may
+            // wait for this space.
+            self.collection_step(work);
         }
     }
 
-    /// Collects; and if all that could be passed was passed, and much of it was kept, collects
-    /// again: each time more is condemned.
+    /// Collects. If all that could be passed was passed and much of it was kept, collects again:
+    /// each time more is condemned.
     fn collect_enough(&self, work: &mut Work, port: &mut Port) {
-        self.collect(work);
+        self.collection_step(work);
         for _ in 0..ROUNDS_MAX {
             let is_over = !self.is_space_short() || self.background.is_suspended();
             if is_over || self.collector.lock().is_futile() {
@@ -200,17 +208,121 @@ impl Pcache {
             work.pace.press();
             self.writeback_if_due(work, port);
             self.press_collection();
-            self.collect(work);
+            self.collection_step(work);
         }
         self.collector.lock().relax();
+    }
+
+    /// Collects, unless a part of the log is still to be replayed: the replay needs the log, and
+    /// the data that it names, in the state that the attach found. And data written since must stay
+    /// in the index, where it keeps older keys out.
+    fn collection_step(&self, work: &mut Work) {
+        if work.replay.is_none() || mutants::is(Mutant::CollectedBeforeReplayed) {
+            self.collect(&mut work.sweep);
+        }
+    }
+
+    /// Starts write-back if it is time.
+    fn writeback_if_due(&self, work: &mut Work, port: &mut Port) {
+        self.take_pace(&mut work.pace, work.now);
+        if work.pace.is_due(work.now) && self.log.dirty_tail() != self.log.head() {
+            let is_new = work.writeback.is_idle();
+            self.begin_batch(work, port);
+            if is_new {
+                work.pace.batch_begins(work.now);
+            }
+        }
+    }
+
+    fn begin_batch(&self, work: &mut Work, port: &mut Port) {
+        self.writeback_step(&mut work.writeback, work.pace.batch_bytes(), work.now, port);
+    }
+
+    /// The time when write-back will have work, if no event comes before.
+    fn writeback_deadline(&self, work: &Work) -> Option<Nanos> {
+        let Work { writeback, pace, .. } = work;
+        let is_waiting = writeback.is_idle() && !writeback.is_stuck();
+        let has_work = is_waiting && self.log.dirty_tail() != self.log.head();
+        let due = || pace.deadline(self.max_age()).filter(|_| has_work);
+        writeback.deadline().or_else(due)
+    }
+
+    /// Whether a part of the log is still to be replayed.
+    pub fn is_replaying(&self) -> bool {
+        self.background.is_replaying()
+    }
+
+    /// Replays a slice of the remaining keys.
+    fn replay_slice(&self, work: &mut Work) {
+        let Some(replay) = &mut work.replay else { return };
+        let slice = work.replay_slice;
+        let hidden_until = match replay.read(&self.media, &self.segments, self.crcs.as_ref(), slice)
+        {
+            Ok(true) => return,
+            Ok(false) => {
+                let regions = self.backing.limits().size_bytes.div_ceil(REGION_BYTES);
+                if replay.join(&self.index, &self.stripes, regions, slice) {
+                    return;
+                }
+                replay.hidden_until()
+            }
+            Err(status) => {
+                let (at, until) = replay.range_left();
+                self.background.note(format!(
+                    "the log could not be read a second time ({status} at {at}): clean data is \
+                     read from the backing device"
+                ));
+                // The hidden CLEAN keys are unknown, so no CLEAN key may outlive the others.
+                Some(until)
+            }
+        };
+        work.replay = None;
+        self.collector.lock().pass_together(hidden_until);
+        self.background.note_replayed();
+    }
+
+    /// When no room can be made any more, waiting is useless.
+    fn give_up_if_hopeless(&self, work: &Work) {
+        let has_failed_long = work.writeback.retry().is_hopeless(work.now);
+        let is_stuck = work.writeback.is_stuck() || self.collector.lock().is_stuck();
+        if has_failed_long || is_stuck || self.log.has_failed() {
+            self.signals.room().give_up(Status::NoSpace);
+        }
     }
 
     fn is_urgent(&self) -> bool {
         self.background.is_draining() || self.is_space_short()
     }
 
-    /// Checks now and then whether the medium is complete. Once it has lost a part, nothing more is
-    /// acknowledged.
+    /// See [`Target::set_draining`](crate::target::Target::set_draining).
+    pub(super) fn order_drain(&self, is_draining: bool) {
+        self.background.drains_to.store(NOT_LOGGED, Ordering::SeqCst);
+        self.background.is_draining.store(is_draining, Ordering::SeqCst);
+        self.mark_drain();
+        self.signals.work();
+    }
+
+    /// Determines the end of a drain, if it is not known yet. Open keys are logged first. Then all
+    /// keys up to now precede all later keys in the log, and write-back follows the log.
+    fn mark_drain(&self) {
+        let background = &self.background;
+        let is_known = background.drains_to.load(Ordering::SeqCst) != NOT_LOGGED;
+        if !background.is_draining() || is_known || self.close_all(false).is_err() {
+            return;
+        }
+        background.drains_to.store(self.stripes.came_bytes(), Ordering::SeqCst);
+    }
+
+    /// See [`Target::left_to_drain`](crate::target::Target::left_to_drain).
+    pub(super) fn bytes_to_drain(&self) -> u64 {
+        match self.background.drains_to.load(Ordering::SeqCst) {
+            NOT_LOGGED => self.stripes.dirty_bytes(),
+            until => until.saturating_sub(self.stripes.cleaned_bytes()),
+        }
+    }
+
+    /// Checks at intervals whether the medium is complete. Once it has lost a part, no write is
+    /// acknowledged any more.
     fn look_at_medium(&self, work: &mut Work) {
         if work.now < work.look_at || self.log.has_failed() {
             return;
@@ -227,7 +339,8 @@ impl Pcache {
         let is_due = work.pace.share() > 0 && self.stripes.dirty_bytes() > 0;
         let is_waited_for = (is_urgent || is_due) && self.log.dirty_tail() == self.log.head();
         if is_old || is_waited_for {
-            // Without room the keys stay where they are; a failed medium is latched in the log.
+            // Without space the keys stay in the open sets; the log remembers the failure of a
+            // medium.
             let _ = self.close_each();
             work.last_close = work.now;
         }
@@ -237,15 +350,15 @@ impl Pcache {
     fn next_look(&self, work: &Work) -> Option<Nanos> {
         let now = work.now;
         if work.replay.is_some() {
-            self.signals.alarm().keep();
+            self.signals.wakeup().keep();
             return Some(now);
         }
         let has_work = self.stripes.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work {
-            self.signals.alarm().keep();
+            self.signals.wakeup().keep();
             let next = self.writeback_deadline(work).unwrap_or(Nanos::MAX);
             return Some(next.clamp(now, now + CLOSE_AFTER));
         }
-        self.signals.alarm().next_look(now, CLOSE_AFTER)
+        self.signals.wakeup().next_look(now, CLOSE_AFTER)
     }
 }

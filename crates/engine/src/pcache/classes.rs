@@ -1,5 +1,5 @@
-//! Classes of data segments: the window, the main part, or to be emptied. They are set by the
-//! allocation of heads, the attach and collection, as retention decides.
+//! Classes of data segments: the window, the main part, or to be emptied. The allocation of heads,
+//! the attach and collection set them, as retention decides.
 
 use crate::sync::atomic::Ordering;
 
@@ -38,8 +38,8 @@ impl Segments {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// Of segments of the main part that are older than `before`, those with less `current` data
-    /// than `bytes_min` are to be emptied.
+    /// Marks for emptying the segments of the main part that are older than `before` and have less
+    /// than `bytes_min` of `current` data.
     pub fn find_sparse(&self, current: &[u32], before: u64, bytes_min: u32) {
         for (segment, &bytes) in (0..self.count()).zip(current) {
             let turn = self.segments[segment as usize].turn.load(Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Segments {
         (0..self.count()).filter(|&segment| self.class(segment) == Class::Main).count() as u64
     }
 
-    /// Segments that hold data: those of the window, and those that are to be emptied.
+    /// The segments of the window with data, and the segments that are to be emptied.
     pub fn window_and_emptying(&self) -> (u32, u32) {
         let (mut window, mut emptying) = (0, 0);
         for segment in (0..self.count()).filter(|segment| self.references(*segment) > 0) {
@@ -67,8 +67,8 @@ impl Segments {
         (window, emptying)
     }
 
-    /// Data of a segment is kept in its place, when this many keys had been `logged`. Returns how
-    /// many had been at the time before.
+    /// Data of a segment is kept in its place, when this many keys had been `logged`. Returns the
+    /// earlier number.
     pub fn note_kept(&self, segment: u32, logged: u64) -> u64 {
         self.segments[segment as usize].kept_at.swap(logged, Ordering::Relaxed)
     }

@@ -1,21 +1,27 @@
-//! What `inspect` says of a pcache, and the table words that attach it as it is.
+//! The contents of a pcache for `inspect`, and the table arguments that attach it unchanged.
 
-use crate::contents::{Contents, Shape, Value, has_more};
+use crate::common::contents::{Contents, Shape, Value, has_more};
 use crate::error::Result;
 use crate::pmem::Pmem;
-use crate::shm::Keeper;
+use crate::shm::{Served, SharedStore};
 use crate::sync::Arc;
 use crate::units::human_bytes;
 
 use super::attach::{has_data_crc, load_info};
 use super::inspect::{LabelReport, Report, inspect};
+use super::label::Label;
 use super::layout::Geometry;
 use super::media::Media;
+use super::memory::served;
 
-/// Reads what an attach would read; never writes. `keeper` knows where memory of a server is.
-pub fn contents(pmem: Arc<dyn Pmem>, geometry: Geometry, keeper: &Keeper) -> Result<Contents> {
+/// Reads the same data as an attach; never writes. `shared_store` finds the memory of a server.
+pub fn contents(
+    pmem: Arc<dyn Pmem>,
+    geometry: Geometry,
+    shared_store: &SharedStore,
+) -> Result<Contents> {
     let report = inspect(pmem, geometry)?;
-    let served = report.served(keeper);
+    let served = report.served(shared_store);
     let damage = damage(&report);
     Ok(Contents {
         rows: rows(&report, geometry, has_more(served.as_ref())),
@@ -26,14 +32,25 @@ pub fn contents(pmem: Arc<dyn Pmem>, geometry: Geometry, keeper: &Keeper) -> Res
     })
 }
 
-/// What a table says of the cache on `pmem`, if that can be read.
+/// The attach that the label names, and its server if that did not end in order.
+pub fn attach_of(
+    pmem: &Arc<dyn Pmem>,
+    geometry: Geometry,
+    shared_store: &SharedStore,
+) -> Option<(u64, Option<Served>)> {
+    let media = Media { pmem: Arc::clone(pmem), geometry, shared: None };
+    let (label, _) = Label::load(&media).filter(|(label, _)| !label.is_of_format())?;
+    Some((label.attach_id, served(&label, shared_store)))
+}
+
+/// The table arguments of the cache on `pmem`, if they can be read.
 pub fn shape_of(pmem: &Arc<dyn Pmem>, geometry: Geometry) -> Option<Shape> {
     let media = Media { pmem: Arc::clone(pmem), geometry, shared: None };
     let info = load_info(&media).ok()?;
     Some(shape(has_data_crc(&info.record)))
 }
 
-/// What a table says of such a cache.
+/// The table arguments of such a cache.
 pub fn shape(has_data_crc: bool) -> Shape {
     let words = ["2", "data_crc", if has_data_crc { "true" } else { "false" }];
     Shape { sectors: 1, words: words.map(str::to_owned).into() }
@@ -63,11 +80,11 @@ fn rows(report: &Report, geometry: Geometry, has_more: bool) -> Vec<(&'static st
     rows
 }
 
-/// The log tells how much there is at most; what is in memory comes on top.
+/// The log gives the most dirty data that it may hold; keys in memory come on top.
 fn dirty(report: &Report, has_more: bool) -> String {
     let bytes = human_bytes(report.dirty_bytes);
     if has_more {
-        format!("{bytes} in the log, and what is in memory")
+        format!("{bytes} in the log, and more in shared memory")
     } else {
         format!("at most {bytes}")
     }

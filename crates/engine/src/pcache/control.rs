@@ -1,5 +1,6 @@
 //! Controlling a cache: status, table, messages, suspend and the end.
 
+use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::table::Word;
@@ -9,10 +10,11 @@ use super::keylog::AppendError;
 use super::layout::{GC_PERCENT_MAX, gc_percent_of};
 
 impl Pcache {
-    /// No bio comes any more. Keys first: afterwards the media alone hold every completed write.
+    /// No more bios arrive. Keys are logged first: afterwards the media alone hold every completed
+    /// write.
     pub(super) fn log_all_and_suspend(&self) -> Result<()> {
         if mutants::is(Mutant::DetachedSaidEarly) {
-            self.identity.say_at_rest();
+            self.identity.say_at_rest(None);
         }
         self.close_all(false).map_err(|error| {
             let kind = match error {
@@ -28,13 +30,14 @@ impl Pcache {
         Ok(())
     }
 
-    /// The server detaches: the label says so if all that was acknowledged is in the log; otherwise
-    /// it is left, and the next server takes the cache up.
+    /// The server detaches. The label records this if all acknowledged writes are in the log;
+    /// otherwise the label is not changed, and the next server takes the cache up.
     pub(super) fn end(&self) {
         if self.stripes.has_open_keys() || self.log.has_failed() {
             return;
         }
-        if self.identity.say_at_rest() {
+        let stamp = Stamp::at_end(&self.backing, self.identity.backing_bytes());
+        if self.identity.say_at_rest(stamp) {
             self.stripes.open().end();
         }
     }
@@ -57,7 +60,7 @@ impl Pcache {
         )
     }
 
-    /// The kernel's table words (it prints `crc` where it wants `data_crc`), then ours.
+    /// The kernel's table words (it prints `crc` but requires `data_crc`), then udm's own.
     pub(super) fn table_words(&self) -> String {
         format!(
             "{} {} 4 cache_mode writeback crc {}{}",
@@ -73,12 +76,12 @@ impl Pcache {
         let invalid = |what: String| Error::new(Kind::Invalid, format!("pcache: message {what}"));
         let [name, value] = words else {
             return Err(invalid(format!(
-                "of {} words: only 'gc_percent <n>' is known",
+                "of {} words: only 'gc_percent <n>' is supported",
                 words.len()
             )));
         };
         if !name.eq_ignore_ascii_case("gc_percent") {
-            return Err(invalid(format!("'{name}': only 'gc_percent <n>' is known")));
+            return Err(invalid(format!("'{name}': only 'gc_percent <n>' is supported")));
         }
         let digits = value.strip_prefix('+').unwrap_or(value);
         let is_plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,5 +1,5 @@
-//! Counters of a cache's work: shown as facts. Nothing else depends on them but decisions that may
-//! be a little wrong.
+//! Counters of a cache's work, shown as facts. Otherwise only decisions that may be a little wrong
+//! depend on them.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ impl BusyCounter {
     }
 }
 
-/// What a cache has done since its attach.
+/// The work of a cache since its attach.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) read_hits: BusyCounter,
@@ -37,6 +37,8 @@ pub(super) struct Counters {
     pub(super) batches: AtomicU64,
     pub(super) written_back_bytes: AtomicU64,
     pub(super) writeback_failures: AtomicU64,
+    /// I/O of write-back that has ended.
+    pub(super) writeback_ios: AtomicU64,
     pub(super) collected_keys: AtomicU64,
     pub(super) recycled_segments: AtomicU64,
     pub(super) kept_bytes: AtomicU64,

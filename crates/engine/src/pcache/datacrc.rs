@@ -1,7 +1,8 @@
-//! Checksums of cached data, with `data_crc`: which key covers a place, and what its data's CRC
-//! was. Kept by segment, because a key's extent lies in one segment and lives as long as it.
+//! Checksums of cached data, with `data_crc`: the extent of each key and the CRC of its data. They
+//! are stored by segment, because a key's extent lies in one segment and lives as long as the
+//! segment.
 
-use crate::crc::{PCACHE_SEED, crc32c_raw, pcache_crc};
+use crate::base::crc::{PCACHE_SEED, crc32c_raw, pcache_crc};
 use crate::error::Status;
 use crate::sync::{Mutex, lock};
 use crate::units::BLOCK;
@@ -28,7 +29,7 @@ impl DataCrcs {
         DataCrcs { segments: (0..count).map(|_| Mutex::default()).collect() }
     }
 
-    /// A key's data stands at `[offset, offset + len)` of the segment.
+    /// A key has its data at `[offset, offset + len)` of the segment.
     ///
     /// Keys may share the beginning of an extent (zeroes): the longest counts for all.
     pub fn insert(&self, segment: u32, offset: u32, len: u32, crc: u32) {
@@ -61,11 +62,13 @@ impl DataCrcs {
         lock(&self.segments[segment as usize]).clear();
     }
 
-    /// Checks the data of every key that covers the place of `data`, which was loaded from there:
-    /// of keys that it has whole, itself; the others are loaded once more. Allocates nothing.
+    /// Checks the data of every key that covers the place of `data`, which was loaded from there.
+    /// If `data` holds all bytes of a key, they are checked directly; the data of other keys is
+    /// loaded once more. Allocates no memory.
     ///
-    /// [`Status::Corrupt`]: some of it is not what was written. The caller must check afterwards
-    /// that the segment's generation still is the place's; otherwise the answer means nothing.
+    /// [`Status::Corrupt`]: some of the data differs from the data that was written. The caller
+    /// must check afterwards that the segment still has the place's generation; otherwise the
+    /// result is void.
     pub fn verify(&self, segments: &Segments, place: Place, data: &[u8]) -> Result<(), Status> {
         let end = place.offset + data.len() as u32;
         let mut at = place.offset;
@@ -94,7 +97,7 @@ impl DataCrcs {
     }
 }
 
-/// The checksum of what the medium holds there.
+/// The checksum of the data on the medium.
 fn crc_on_media(segments: &Segments, segment: u32, extent: Extent) -> Result<u32, Status> {
     let mut register = PCACHE_SEED;
     let mut chunk = [0; BLOCK as usize];

@@ -1,13 +1,13 @@
 //! Facts of a cache beyond the kernel's status line, and its maxima.
 
-use crate::limits::{Limit, limit};
-use crate::retry::{GIVE_UP_AFTER, PAUSE_MAX};
+use crate::base::limits::{Limit, limit};
+use crate::base::retry::{GIVE_UP_AFTER, PAUSE_MAX};
 use crate::target::{Fact, OnlyCached, count, flag, number, origin_facts, text};
 use crate::units::{Nanos, SECOND, SECTOR};
 
+use super::args::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::label::QUARANTINE_MAX;
 use super::layout::{KEYS_MAX, REGION_BYTES, SEGMENTS_MAX};
-use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::segment::HEADS_MAX;
 use super::stripes::STRIPES_MAX;
 use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX};
@@ -30,28 +30,32 @@ pub fn limits() -> [Limit; 15] {
         limit(
             "pcache_age_milliseconds",
             u64::from(MAX_AGE_MS),
-            "how long dirty data waits, unless `max_age` says otherwise",
+            "how long dirty data waits, unless `max_age` is set",
         ),
         limit(
             "pcache_dirty_percent",
             u64::from(HIGH_WATERMARK),
-            "of the cache's room, may be dirty before write-back begins, unless `high_watermark` \
-             says otherwise",
+            "of the cache's space that may be dirty before write-back begins, unless \
+             `high_watermark` is set",
         ),
         limit("pcache_pause_seconds", seconds(PAUSE_MAX), "the pause after a failed write-back"),
         limit(
             "pcache_give_up_seconds",
             seconds(GIVE_UP_AFTER),
-            "how long a full cache keeps writes when its backing device fails",
+            "how long writes wait for a full cache whose backing device fails",
         ),
         limit("pcache_bad_ranges", QUARANTINE_MAX as u64, "ranges of damaged dirty data"),
-        limit("pcache_zero_extents", KNOWN_ZEROES_MAX as u64, "zero extents that are remembered"),
+        limit(
+            "pcache_zero_extents",
+            KNOWN_ZEROES_MAX as u64,
+            "zero extents that are kept in memory",
+        ),
     ]
 }
 
 impl Pcache {
-    /// What the backing device may not have: all that is cached, while anything is dirty. Which of
-    /// it is, only the log says, and that is on the cache device.
+    /// The data that the backing device may lack: all cached data, while any of it is dirty. Only
+    /// the log, on the cache device, tells which data is dirty.
     pub(super) fn at_most_dirty(&self) -> OnlyCached {
         if self.stripes.dirty_bytes() == 0 {
             return OnlyCached { is_exact: true, ..OnlyCached::default() };
@@ -77,7 +81,11 @@ impl Pcache {
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
         facts.extend(self.background.notes().iter().map(|note| {
-            text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
+            text(
+                "attach_note",
+                note,
+                "found when udm opened the cache: tolerable damage, or a loss",
+            )
         }));
         facts
     }
@@ -92,7 +100,7 @@ impl Pcache {
             flag(
                 "medium_is_deleted",
                 self.media.pmem.is_deleted(),
-                "the cache device has no name any more: its data ends with this server",
+                "the cache device was deleted: its data is lost when this server ends",
             ),
             flag(
                 "medium_has_failed",
@@ -125,9 +133,13 @@ impl Pcache {
             text(
                 "retention",
                 self.collector.retention().name(),
-                "which data stays when space is short",
+                "which data is kept when space is short",
             ),
-            number("main_segments", self.segments.main_count(), "segments of data that stays"),
+            number(
+                "protected_segments",
+                self.segments.main_count(),
+                "segments of data that is kept",
+            ),
         ]
     }
 
@@ -140,40 +152,44 @@ impl Pcache {
             flag(
                 "origin_is_consistent",
                 writeback.is_origin_consistent(),
-                "the backing device alone is a state that a power cut could have left",
+                "the backing device alone is in a state that a power cut could have left",
             ),
-            number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
+            number("origin_inconsistent_s", torn_for, "for how long it has not been, in seconds"),
             number(
                 "writeback_age_ms",
                 u64::from(self.args.max_age_ms),
-                "dirty data that is older is written back",
+                "udm writes dirty data back that is older, in milliseconds",
             ),
             number(
                 "writeback_mark_bytes",
                 self.dirty_mark(),
-                "with more dirty data than this, write-back begins",
+                "write-back begins with more dirty data than this",
             ),
             number(
                 "writeback_share_percent",
                 work.pace.share(),
-                "of the time, that write-back takes at the moment; 0: dirty data waits",
+                "share of the time that write-back uses now; 0: dirty data waits",
             ),
-            flag("is_draining", self.background.is_draining(), "writes back all it can"),
+            flag(
+                "is_draining",
+                self.background.is_draining(),
+                "writes all dirty data back without a pause",
+            ),
             flag(
                 "writeback_is_failing",
                 writeback.retry().is_failing(),
-                "the backing device refuses writes; they are retried with growing pauses",
+                "the backing device refuses writes; udm retries with growing pauses",
             ),
             number(
                 "writeback_pause_ms",
                 writeback.retry().pause() / (SECOND / 1000),
-                "the pause after the last failure; 0 when all is well",
+                "the pause after the last failure; 0 without a failure",
             ),
             flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),
             flag("collection_is_stuck", self.collector.lock().is_stuck(), "the log is damaged"),
         ];
-        let what = "keys of the log that are still to be replayed: their data is clean, and is \
-                    read from the backing device until then";
+        let what = "keys of the log that are not replayed yet: their data is clean, and is read \
+                    from the backing device until then";
         let left = work.replay.as_ref().map(|replay| replay.keys_left());
         facts.extend(left.map(|left| number("replay_left_keys", left, what)));
         facts
@@ -183,34 +199,46 @@ impl Pcache {
         let counters = &self.counters;
         let batches_failed = &counters.writeback_failures;
         [
-            number("read_hits_total", counters.read_hits.sum(), "reads served by the cache alone"),
+            number(
+                "read_hits_total",
+                counters.read_hits.sum(),
+                "reads served from the cache alone",
+            ),
             number(
                 "read_misses_total",
                 counters.read_misses.sum(),
-                "reads that asked the backing device",
+                "reads that used the backing device",
             ),
             number("filled_bytes_total", counters.filled_bytes.sum(), "cached after a miss"),
             count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
             count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
-            count("parked_total", &self.signals.room().waited, "requests that waited for room"),
+            count(
+                "parked_total",
+                &self.signals.room().waited,
+                "requests that waited for free space",
+            ),
             count("writeback_batches_total", &counters.batches, "batches written back"),
             count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
             count("writeback_failures_total", batches_failed, "batches that failed"),
-            count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
+            count("collected_keys_total", &counters.collected_keys, "keys processed by collection"),
             count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
             count(
                 "kept_bytes_total",
                 &counters.kept_bytes,
-                "hot data whose keys were logged again",
+                "hot data kept by logging its keys again",
             ),
-            count("moved_bytes_total", &counters.moved_bytes, "hot data that was copied to stay"),
-            count("dropped_bytes_total", &counters.dropped_bytes, "data that made room"),
+            count("moved_bytes_total", &counters.moved_bytes, "hot data kept by copying it"),
+            count("dropped_bytes_total", &counters.dropped_bytes, "data that was evicted"),
             count(
-                "yielded_bytes_total",
+                "reclaimed_clean_bytes_total",
                 &counters.yielded_bytes,
-                "clean data that made room at once, because writes would have waited",
+                "clean data evicted immediately, because writes would have waited",
             ),
-            count("helped_total", &counters.helped, "pieces of collection that writes did"),
+            count(
+                "inline_reclaims_total",
+                &counters.helped,
+                "steps of collection that writes carried out",
+            ),
         ]
     }
 }

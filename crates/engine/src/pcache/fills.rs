@@ -1,5 +1,5 @@
-//! Fills: ranges that are being read from the backing device to be cached. Each stripe has a list
-//! of its own, under its lock, so that a write cancels what it overtakes.
+//! Fills: ranges that are being read from the backing device to be cached. Each stripe has its own
+//! list, under its lock, so that a write cancels the fills that it overlaps.
 
 use crate::mutants::{self, Mutant};
 
@@ -37,7 +37,7 @@ impl Fills {
         }
     }
 
-    /// Whether what was read may be cached: no write came meanwhile.
+    /// Whether the data may be cached: no write has overlapped the gap meanwhile.
     pub(super) fn is_wanted(&self, gap: Gap) -> bool {
         self.0.iter().any(|fill| fill.gap == gap && !fill.is_cancelled)
     }

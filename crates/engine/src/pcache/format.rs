@@ -1,14 +1,14 @@
 //! Formatting a cache device, and deciding whether that is allowed.
 //!
-//! The bytes equal the kernel's. The order of the stores does not: the superblock comes last, so
-//! that an interrupted format is not a cache yet. Until then our label says that a format is under
-//! way, and the next attach may repeat it.
+//! The bytes equal the kernel's. The order of the stores differs: the superblock is last, so that
+//! an interrupted format is not a cache yet. Until then our label records that a format is in
+//! progress, and the next attach may repeat it.
 
 use zerocopy::IntoBytes;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
-use crate::slots::SlotState;
+use crate::pcache::slots::SlotState;
 
 use super::label::Label;
 use super::layout::{
@@ -20,10 +20,10 @@ use super::layout::{
 use super::media::Media;
 use super::segment::SEGMENTS_MIN;
 
-/// The attach id of a label that stands on a device being formatted.
+/// The attach id in the label of a device that is being formatted.
 const FORMATTING: u64 = u64::MAX;
-/// A device counts as empty when this many bytes at its front are zero, and all that a format
-/// writes after them.
+/// A device counts as empty when this many bytes at its front are zero, and all later bytes that a
+/// format writes.
 pub(super) const EMPTY_BYTES: u64 = 64 << 10;
 /// The superblock without its padding, which the kernel keeps as found.
 pub(super) const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
@@ -35,11 +35,11 @@ pub enum Content {
     Pcache,
     /// A format of ours that was interrupted.
     CutFormat,
-    /// Anything else, or nothing.
+    /// Any other data, or none.
     Other,
 }
 
-/// What the device holds, by its superblock and our label.
+/// The content of the device, by its superblock and our label.
 pub fn content(media: &Media) -> Result<Content> {
     let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
     let has_magic = superblock.magic.get() == SUPERBLOCK_MAGIC;
@@ -49,8 +49,8 @@ pub fn content(media: &Media) -> Result<Content> {
     Ok(if has_magic { Content::Pcache } else { Content::Other })
 }
 
-/// Whether all that a format would write is zero, as on a new device; or has the first bytes of a
-/// format of ours.
+/// Whether all bytes that a format would write are zero, as on a new device, or are the first bytes
+/// of a format of ours.
 pub fn is_blank(media: &Media) -> Result<bool> {
     let mut front = vec![0; EMPTY_BYTES.min(media.pmem.len_bytes()) as usize];
     media
@@ -80,9 +80,9 @@ pub fn is_blank(media: &Media) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a format was cut short. The magic comes second: the format may have left half a
-/// superblock, or not have touched it yet. It is over, and the cache may hold data, only if the
-/// superblock is whole and cache_info is not the one from when the format began.
+/// Whether a format was cut short. The magic is checked second: the format may have left half a
+/// superblock, or not have touched it yet. The format is complete, and the cache may hold data,
+/// only if the superblock is whole and cache_info has changed since the format began.
 fn is_formatting(media: &Media, has_superblock: bool) -> bool {
     let Some((label, _)) = Label::load(media).filter(|(label, _)| label.is_of_format()) else {
         return false;
@@ -102,6 +102,8 @@ fn formatting_label() -> Label {
         bad: Vec::new(),
         torn_until: None,
         served: None,
+        stamp: None,
+        is_stale: false,
     }
 }
 
@@ -118,6 +120,7 @@ pub fn format(media: &Media, has_data_crc: bool) -> Result<()> {
         ));
     }
     let count = count as u32;
+    media.pmem.reserve()?;
     let old: Superblock = media.load(SUPERBLOCK_AT)?;
     announce(media)?;
     // No old superblock may outlive the first change: it would make a mixture look like a cache.
@@ -147,7 +150,7 @@ pub fn format(media: &Media, has_data_crc: bool) -> Result<()> {
     media.settle_or_err()
 }
 
-/// Stores a label that says: being formatted. An existing label keeps binding the cache to its
+/// Stores a label of a device being formatted. An existing label keeps binding the cache to its
 /// backing device until the new one is whole.
 pub(super) fn announce(media: &Media) -> Result<()> {
     let info = media.load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE);
@@ -171,7 +174,7 @@ pub(super) fn announce(media: &Media) -> Result<()> {
 }
 
 impl Label {
-    /// Whether the label was stored by a format, and no attach has followed.
+    /// Whether a format stored the label, and no attach has followed.
     pub fn is_of_format(&self) -> bool {
         self.attach_id == FORMATTING
     }

@@ -3,8 +3,8 @@
 //!
 //! Order, for each slice of the log: the keys give up their references in memory; key_tail moves
 //! past them, durably; log segments before it are free; data segments without references get their
-//! generation raised, durably, and are free. So no key that a crash could bring back ever points
-//! into reused space.
+//! generation raised, durably, and are free. So every key that a crash could bring back points to
+//! space that was not reused.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -13,19 +13,27 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::BLOCK;
 
 use super::Pcache;
-use super::background::Work;
 use super::keylog::{LogReader, after};
 use super::layout::{GC_PERCENT_DEFAULT, Key, Position, REGION_BYTES, Record};
-use super::pressure::Slice;
 use super::retain::{Keeper, Pass};
 use super::retention::{Retention, USES_MAX};
 use super::segment::{LOG_RESERVE, Segments};
 
+/// Key sets passed before key_tail is stored.
+const SLICE_SETS: usize = 64;
+/// Most keys passed before key_tail is stored, when hot data is kept: no more is dropped than is
+/// needed, and keys that are logged again soon free their old position.
+const KEPT_KEYS_MAX: usize = 32;
+/// But a slice is a small part (1 / n) of a small cache.
+const KEPT_SHARE: u64 = 256;
+/// Most keys that a write passes: twice as many as a segment full of blocks has.
+pub(super) const PIECE_KEYS: usize = 8 << 10;
+
 /// Passes over the log per tick. Each pass costs a block one use, so after this many passes
 /// condemned data is dropped.
 pub(super) const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
-/// Full sweeps of the index in the time in which every segment is reused once: between two sweeps
-/// no more slots die than half the cache has blocks.
+/// Full sweeps of the index in the time in which every segment is reused once. Between two sweeps
+/// at most half as many slots die as the cache has blocks.
 const SWEEPS_PER_TURN: u64 = 2;
 /// Most regions of the index that a tick examines and sweeps: about a millisecond.
 const SWEEP_LOOKS: u64 = 32 << 10;
@@ -35,10 +43,10 @@ const SWEEP_REGIONS: u64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Gc {
     reader: LogReader,
-    /// Keys of reused segments stand in the log up to here: a kernel would mis-count them.
+    /// Keys of reused segments are in the log up to here: a kernel would mis-count them.
     stale_until: Option<Position>,
-    /// A CLEAN key before this place is hidden by older keys and must not outlive them: key_tail
-    /// passes all of it in one step.
+    /// A CLEAN key before this position is hidden by older keys and must not outlive them: key_tail
+    /// passes all of this range in one step.
     together_until: Option<Position>,
     is_stuck: bool,
     /// Passing everything once was not enough.
@@ -69,8 +77,44 @@ pub(super) struct Sweep {
     owed: u64,
 }
 
+/// A slice of the log: how it is passed, and where it ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slice {
+    pub(super) pass: Pass,
+    pub(super) sets_max: usize,
+    pub(super) keys_max: usize,
+    /// Ends when this many segments are free.
+    pub(super) freed_max: Option<usize>,
+    /// Ends there, and nowhere else.
+    pub(super) until: Option<Position>,
+}
+
+impl Slice {
+    /// A slice for the background of a cache of this many blocks, which needs this many segments.
+    pub(super) fn new(pass: Pass, blocks: u64, missing: u32) -> Slice {
+        let (keys_max, freed_max) = match pass {
+            Pass::Drop => (usize::MAX, None),
+            Pass::Yield => (usize::MAX, Some(missing as usize)),
+            Pass::Keep => ((blocks / KEPT_SHARE).clamp(1, KEPT_KEYS_MAX as u64) as usize, None),
+        };
+        Slice { pass, sets_max: SLICE_SETS, keys_max, freed_max, until: None }
+    }
+
+    /// The piece of collection that a write does.
+    pub(super) fn piece(pass: Pass) -> Slice {
+        let (sets_max, keys_max) = (usize::MAX, PIECE_KEYS);
+        Slice { pass, sets_max, keys_max, freed_max: Some(1), until: None }
+    }
+
+    /// Passes everything up to `until` in one step.
+    pub(super) fn until(until: Position) -> Slice {
+        let (sets_max, keys_max) = (usize::MAX, usize::MAX);
+        Slice { pass: Pass::Keep, sets_max, keys_max, freed_max: None, until: Some(until) }
+    }
+}
+
 impl Gc {
-    /// Collection that passes everything before `stale_until` as soon as it can, and everything
+    /// Collection that passes all records before `stale_until` as soon as it can, and all records
     /// before `together_until` in one step.
     pub(super) fn new(stale_until: Option<Position>, together_until: Option<Position>) -> Gc {
         let mut gc = Gc { stale_until, ..Gc::default() };
@@ -78,7 +122,7 @@ impl Gc {
         gc
     }
 
-    /// All of the log is replayed: everything before this place is to be passed in one step.
+    /// All of the log is replayed: all records before this position are to be passed in one step.
     pub(super) fn pass_together(&mut self, until: Option<Position>) {
         self.together_until = until.filter(|_| !mutants::is(Mutant::HiddenCleanOutlives));
     }
@@ -88,38 +132,39 @@ impl Gc {
         self.is_stuck
     }
 
-    /// Whether passing the log once more would free nothing.
+    /// Whether another pass over the log would free no segment.
     pub(super) fn is_futile(&self) -> bool {
         self.is_stuck || !self.keeper.has_kept()
     }
 
-    /// Nothing more must be condemned.
+    /// No more segments must be condemned.
     pub(super) fn relax(&mut self) {
         self.is_pressed = false;
     }
 
-    /// An operation has failed: key_tail may not be where the references say.
+    /// An operation has failed: key_tail may not match the references.
     pub(super) fn stop(&mut self) {
         self.is_stuck = true;
     }
 
-    /// Whether the next slice has an end of its own, however far that is.
+    /// Whether the next slice has a fixed end, at any distance.
     pub(super) fn passes_together(&self) -> bool {
         self.together_until.is_some()
     }
 }
 
-/// Collection has a lock of its own: a write that needs room does a piece of it.
+/// Collection has its own lock: a write that needs space does a piece of collection.
 #[derive(Debug)]
 pub(super) struct Collector {
     gc: Mutex<Gc>,
     retention: Box<dyn Retention>,
-    /// Free segments that writes leave to data that collection moves, besides the log's own.
+    /// Free segments that writes leave for data that collection moves, in addition to the log's
+    /// own.
     write_reserve: u32,
-    /// Whether anything was kept, moved or dropped yet. Before that, the index has no history of
+    /// Whether any data was kept, moved or dropped yet. Before that, the index lacks the history of
     /// blocks.
     has_retained: AtomicBool,
-    /// Segments with data that is kept and whose keys stand after dirty data in the log.
+    /// Segments with kept data whose keys are after dirty data in the log.
     pinned: AtomicU32,
 }
 
@@ -180,8 +225,9 @@ impl Collector {
 }
 
 impl Pcache {
-    /// Number of segments in use at which collection begins. A policy that fills the cache begins
-    /// when space is short, unless the user asked for more room than the kernel leaves by default.
+    /// The number of segments in use at which collection begins. A policy that fills the cache
+    /// begins when space is short, unless the user asked for more free space than the kernel's
+    /// default leaves.
     pub(super) fn gc_threshold(&self) -> u32 {
         let percent = self.identity.gc_percent();
         if percent >= GC_PERCENT_DEFAULT && self.collector.retention().fills_cache() {
@@ -202,7 +248,7 @@ impl Pcache {
         }
     }
 
-    /// Free segments that fills leave to writes, besides the log's own.
+    /// Free segments that fills leave for writes, in addition to the log's own.
     pub(super) fn fill_reserve(&self) -> u32 {
         match self.collector.retention().fills_cache() {
             true => self.collector.write_reserve() + 1,
@@ -237,15 +283,8 @@ impl Pcache {
         self.free_wanted().saturating_sub(self.segments.free()).max(1)
     }
 
-    /// Collects what is needed and possible; wakes those who wait when there is room.
-    ///
-    /// While a part of the log is still to be replayed, nothing is collected: the replay needs the
-    /// log, and the data it names, as the attach found them; and data written since must stay in
-    /// the index, where it keeps older keys out.
-    pub(super) fn collect(&self, work: &mut Work) {
-        if work.replay.is_some() && !mutants::is(Mutant::CollectedBeforeReplayed) {
-            return;
-        }
+    /// Collects as much as is needed and possible, and wakes waiting bios when there is free space.
+    pub(super) fn collect(&self, sweep: &mut Sweep) {
         if self.is_space_short() {
             self.drop_zero_extent();
         }
@@ -260,19 +299,19 @@ impl Pcache {
                 Ok(false) => break,
                 Err(_) => gc.stop(),
             }
-            // A write that needs room need not wait for the end of all this.
+            // A write that needs space need not wait for the end of all this.
             drop(gc);
             self.tell_room();
             gc = self.collector.lock();
         }
-        // Stuck means that key_tail may not be where the references say.
+        // Stuck means that key_tail may not match the references.
         if !gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
             gc.stop();
         }
         drop(gc);
         self.signals.note_collected();
         self.tell_room();
-        self.sweep_index(&mut work.sweep);
+        self.sweep_index(sweep);
     }
 
     /// How the background passes the next slice.
@@ -285,8 +324,8 @@ impl Pcache {
         Slice::new(pass, self.segments.blocks(), self.missing())
     }
 
-    /// Removes dead entries from the index, as fast as segments are reused: so memory depends on
-    /// what is cached now, not on what ever was.
+    /// Removes dead entries from the index, as fast as segments are reused. So memory depends on
+    /// the amount of data that is cached now, not on the amount ever cached.
     fn sweep_index(&self, sweep: &mut Sweep) {
         let (regions, segments) = (self.index.regions(), u64::from(self.segments.count()));
         let recycled = self.counters.recycled_segments.load(Ordering::Relaxed);
@@ -324,7 +363,7 @@ impl Pcache {
             return Ok(false);
         }
         gc.together_until = None;
-        // Unless space is needed, data is not kept whose collection was asked for.
+        // Unless space is needed, data whose collection was requested is not kept.
         let is_needed = self.is_space_short() || gc.stale_until.is_some();
         gc.keeper.begin_slice(if is_needed { slice.pass } else { Pass::Drop });
         let slice = together.map_or(slice, Slice::until);
@@ -341,7 +380,7 @@ impl Pcache {
         if mutants::is(Mutant::ReuseBeforeKeyTail) || is_yielding {
             self.recycle()?;
         }
-        // What was passed is passed durably even if the walk failed: its references are gone.
+        // The passed part is recorded durably even if the walk failed: its references are gone.
         self.log.set_key_tail(passed.at)?;
         for segment in passed.left_logs {
             self.segments.free_log(segment);
@@ -350,7 +389,7 @@ impl Pcache {
         walked.and(Ok(true))
     }
 
-    /// The walk of a slice, until it is enough or comes to dirty_tail.
+    /// The walk of a slice, until it is long enough or reaches dirty_tail.
     fn walk_slice(
         &self,
         gc: &mut Gc,
@@ -395,7 +434,7 @@ impl Pcache {
             || slice.freed_max.is_some_and(|max| freed() >= max)
     }
 
-    /// Keys give up their references, after data that stays got new ones.
+    /// Keys give up their references, after kept data got new ones.
     fn pass_keys(&self, keys: &[Key], keeper: &mut Keeper) {
         if keeper.looks_at_uses() {
             // All cache misses in parallel, not one after the other.

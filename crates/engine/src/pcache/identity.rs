@@ -1,16 +1,19 @@
 //! The records that identify a cache on its medium while it is served: the label, cache_info, and
 //! values of the superblock.
 
+use crate::units::human_pair;
 use zerocopy::IntoBytes;
 
-use crate::error::{Result, Status};
+use crate::disk::{DiskLimits, Stamp};
+use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
+use crate::pcache::slots::SlotState;
 use crate::shm::SharedWords;
-use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 
-use super::attach::Structures;
+use super::args::TableArgs;
+use super::attach::{Structures, has_data_crc};
 use super::label::{BadRange, Label, Serving};
 use super::layout::{
     CACHE_INFO_AT, CacheInfo, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
@@ -31,7 +34,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of a cache with this label, as it was found.
+    /// The identity of a cache with this label, in the state that was found.
     pub(super) fn new(media: &Media, found: &Structures, label: (Label, SlotState)) -> Identity {
         Identity {
             media: media.clone(),
@@ -82,12 +85,19 @@ impl Identity {
         let _ = self.store_label_twice(|label| label.served = Some(serving));
     }
 
-    /// Stores that the cache has no server any more. Returns whether that succeeded.
-    pub(super) fn say_at_rest(&self) -> bool {
-        self.store_label_twice(|label| label.served = None).is_ok()
+    /// Records that the server of the cache ended, with the stamp of its backing device. Returns
+    /// whether that succeeded.
+    pub(super) fn say_at_rest(&self, stamp: Option<Stamp>) -> bool {
+        let rests = |label: &mut Label| (label.served, label.stamp) = (None, stamp);
+        self.store_label_twice(rests).is_ok()
     }
 
-    /// Write-back that reaches beyond flush marks is on its way to here.
+    /// Bytes of the backing device when it was attached.
+    pub(super) fn backing_bytes(&self) -> u64 {
+        lock(&self.label).0.backing_bytes
+    }
+
+    /// Write-back that crosses flush marks is in progress up to this position.
     pub(super) fn store_torn(&self, until: Option<Position>) -> std::result::Result<(), Status> {
         if mutants::is(Mutant::TornOriginUnlabelled) {
             lock(&self.label).0.torn_until = until;
@@ -96,8 +106,8 @@ impl Identity {
         self.store_label(|label| label.torn_until = until)
     }
 
-    /// Write-back has passed it. The next store of the label, for whatever reason, drops it there
-    /// too.
+    /// Write-back has passed this position. The next store of the label, for any reason, also drops
+    /// it there.
     pub(super) fn forget_torn(&self) {
         lock(&self.label).0.torn_until = None;
     }
@@ -107,8 +117,8 @@ impl Identity {
         self.store_label(|label| label.bad = bad)
     }
 
-    /// Stores the percentage of segments in use at which collection begins. The memory of the open
-    /// sets, and the label, must have the record before it can be found on media.
+    /// Stores the percentage of segments in use at which collection begins. The record must be in
+    /// the memory of the open sets, and in the label, before it can be found on media.
     pub(super) fn set_gc_percent(&self, percent: u32, open: &OpenSets) -> Result<()> {
         let mut info = lock(&self.info);
         let next = info.slot.next();
@@ -129,4 +139,41 @@ impl Identity {
         self.flags.store(flags, Ordering::Relaxed);
         self.store_label(|label| label.info.copy_from_slice(record.as_bytes())).map_err(failed)
     }
+}
+
+/// Checks that table, cache and backing device belong together.
+pub(super) fn check_binding(
+    media: &Media,
+    found: &Structures,
+    args: &TableArgs,
+    limits: &DiskLimits,
+) -> Result<()> {
+    let stored = has_data_crc(&found.info.record);
+    if args.has_data_crc != stored {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "pcache: {}: invalid option for data_crc: the cache was formatted with data_crc \
+                 {stored}, the table says {}",
+                media.name(),
+                args.has_data_crc
+            ),
+        ));
+    }
+    let Some((label, _)) = &found.label else { return Ok(()) };
+    if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
+        let (known, found) = human_pair(label.backing_bytes, limits.size_bytes);
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} caches another backing device ({}, {known}), not {} ({}, {found}); if \
+                 it is the same data in a new place, add `rebind true` to the table",
+                media.name(),
+                label.identity,
+                limits.name,
+                limits.identity
+            ),
+        ));
+    }
+    Ok(())
 }

@@ -1,12 +1,12 @@
-//! Logical block -> place in the cache: packed 8-byte entries, by 4 MiB region.
+//! The index: logical block -> place in the cache, in packed 8-byte entries, by 4 MiB region.
 //!
-//! An entry names the place of a whole 4 KiB block, or a row of the region's side table where the
-//! block's eight sectors have an entry each. Every entry carries the generation of its segment:
-//! when a segment is reused its generation rises first, and all entries that point there are dead
-//! by comparison, without a search for them. A region with many entries has a flat array of them,
-//! which readers need no lock for; one with few has a packed list (region.rs). Regions are swept
-//! now and then: dead entries are removed, so memory depends on what is cached now, not on what
-//! ever was.
+//! An entry names the place of a whole 4 KiB block, or a row of the region's side table, which has
+//! an entry for each of the block's eight sectors. Every entry carries the generation of its
+//! segment. When a segment is reused its generation rises first; all entries that point to it are
+//! then dead by comparison, without a search for them. A region with many entries has a flat array
+//! of them, which readers use without a lock; a region with few has a packed list (region.rs).
+//! Regions are swept at intervals: dead entries are removed, so memory depends on the amount of
+//! data that is cached now, not on the amount ever cached.
 //!
 //! Invariants:
 //! 1. Entries change only under the lock of the region's stripe. They are read without it.
@@ -14,8 +14,8 @@
 //!    reader checks the generation, copies, and checks it again.
 //! 3. A row of the side table is changed and read under the side's own lock only, and an entry that
 //!    names a row is read again under that lock before the row is used.
-//! 4. An array belongs to one region at a time, which names it in its form. A reader of an entry
-//!    that holds no lock checks the form again after it.
+//! 4. An array belongs to one region at a time, which names it in its form. A reader without a lock
+//!    checks the form again after it has read an entry.
 
 use crate::sync::{Arc, OnceLock};
 use crate::units::{BLOCK, SECTOR};
@@ -43,10 +43,10 @@ const KIND_ROW: u64 = 2;
 const KIND_GHOST: u64 = 3;
 const OFFSET_SHIFT: u32 = 20;
 const GENERATION_SHIFT: u32 = 35;
-/// Bits of the generation that an entry keeps: an entry would have to survive 2^25 reuses of its
-/// segment untouched to be taken for a live one.
+/// Bits of the generation that an entry keeps. A dead entry could be mistaken for a live one only
+/// after 2^25 reuses of its segment without a sweep.
 const GENERATION_MASK: u64 = (1 << 25) - 1;
-/// How often the block was used since it came, up to [`USES_MAX`].
+/// How often the block was used since it was cached, up to [`USES_MAX`].
 const USES_SHIFT: u32 = 60;
 const USES_MASK: u64 = (USES_MAX as u64) << USES_SHIFT;
 const GHOST_MASK: u64 = (1 << KIND_SHIFT) - 1;
@@ -102,14 +102,14 @@ pub struct Piece {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Where the cache has it; `None`: only the backing device has it.
+    /// The place in the cache; `None`: only the backing device has the data.
     pub place: Option<Place>,
 }
 
-/// What a block's entry says of its history.
+/// The history of a block in its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
-    /// Nothing.
+    /// No history.
     None,
     /// It is at this place, if the place is live.
     Place(Place),
@@ -154,8 +154,8 @@ impl Index {
         self.regions.len() as u64
     }
 
-    /// Makes `[offset, offset + len)` point to `place` on, or to nothing. The range stays within
-    /// one region. The caller holds the lock of the region's stripe.
+    /// Makes `[offset, offset + len)` point to `place` and the places after it, or to no place. The
+    /// range stays within one region. The caller holds the lock of the region's stripe.
     pub fn set(&self, offset: u64, len: u64, place: Option<Place>) {
         let Some(region) = self.regions.get((offset / REGION_BYTES) as usize) else { return };
         let region = match place {
@@ -168,8 +168,8 @@ impl Index {
         region.set(&self.flats, offset % REGION_BYTES, len, place);
     }
 
-    /// Copies from `older`, a [`Index::sibling`], the places for gaps here, of one region. Under
-    /// the stripe's lock.
+    /// Copies the places of one region from `older`, a [`Index::sibling`], into the gaps here.
+    /// Under the stripe's lock.
     pub fn join(&self, older: &mut Index, region: usize) {
         assert!(Arc::ptr_eq(&self.flats, &older.flats), "an index joins its sibling");
         let found = older.regions.get_mut(region).and_then(OnceLock::take);
@@ -186,8 +186,8 @@ impl Index {
         self.regions.get(region as usize).is_some_and(|region| region.get().is_some())
     }
 
-    /// Removes from a region what no longer counts: dead places, and times at which blocks were
-    /// dropped that `remembers` denies. Under the stripe's lock.
+    /// Removes outdated values from a region: dead places, and times at which blocks were dropped
+    /// that `remembers` denies. Under the stripe's lock.
     pub fn sweep(
         &self,
         region: u64,
@@ -199,7 +199,7 @@ impl Index {
         }
     }
 
-    /// What is known of a block. Also prefetches its entry.
+    /// The history of a block. Also prefetches its entry.
     pub fn trace(&self, offset: u64) -> Trace {
         let entry = self.entry(offset);
         match entry >> KIND_SHIFT {
@@ -208,7 +208,8 @@ impl Index {
         }
     }
 
-    /// Counts a use of the blocks of a range. A block that was used often is only read.
+    /// Counts a use of the blocks of a range. If a block has the highest count, this only reads its
+    /// entry.
     pub fn note_use(&self, offset: u64, len: u64) {
         let mut at = offset / BLOCK * BLOCK;
         while at < offset + len {
@@ -235,7 +236,7 @@ impl Index {
         }
     }
 
-    /// Makes a range point to nothing; blocks that it has whole remember `time`. Under the
+    /// Removes the places of a range; blocks that lie within the range remember `time`. Under the
     /// stripe's lock.
     pub fn leave_ghosts(&self, offset: u64, len: u64, time: u64) {
         self.set(offset, len, None);
@@ -272,8 +273,8 @@ impl Index {
         self.region(offset).map_or(0, |region| region.entry(&self.flats, block_of(offset)))
     }
 
-    /// What `[offset, end)` starts with: the longest run with one source. `is_live` says whether a
-    /// place's generation still holds; dead places count as nothing.
+    /// The first part of `[offset, end)`: the longest run with one source. `is_live` returns
+    /// whether a place's generation still holds; dead places count as gaps.
     #[inline]
     pub fn lookup(&self, offset: u64, end: u64, is_live: impl Fn(Place) -> bool) -> Piece {
         let mut run: Option<Piece> = None;
@@ -311,7 +312,7 @@ impl Index {
         }
     }
 
-    /// Bytes of the logical device that live places back. Walks the whole index.
+    /// Bytes of the logical device with live places. Walks the whole index.
     pub fn cached_bytes(&self, is_live: impl Fn(Place) -> bool) -> u64 {
         let regions = self.regions.iter().filter_map(OnceLock::get);
         regions.map(|region| region.cached_bytes(&self.flats, &is_live)).sum()
@@ -364,7 +365,7 @@ fn uses_of(entry: u64) -> u8 {
     if is_cached(entry) { (entry >> USES_SHIFT) as u8 & USES_MAX } else { 0 }
 }
 
-/// `entry`, with one more use than `old` had if both name something.
+/// `entry`, with one more use than `old` if both name a place.
 fn with_uses_after(entry: u64, old: u64) -> u64 {
     match is_cached(entry) && is_cached(old) {
         true => entry | u64::from(USES_MAX.min(uses_of(old) + 1)) << USES_SHIFT,

@@ -1,13 +1,14 @@
 //! Inspecting a cache device without changing it.
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::disk::DiskLimits;
 use crate::error::Result;
 use crate::pmem::Pmem;
-use crate::shm::{Keeper, Served};
+use crate::shm::{Served, SharedStore};
 use crate::sync::Arc;
 
-use super::attach::{LogDamage, Reading, Sharing, extent, has_data_crc, load_structures, survey};
+use super::args::LogDamage;
+use super::attach::{Reading, Sharing, extent, has_data_crc, load_structures, survey};
 use super::index::Index;
 use super::label::Label;
 use super::layout::{
@@ -16,7 +17,7 @@ use super::layout::{
 use super::media::Media;
 use super::memory::served;
 
-/// What a cache device holds.
+/// The contents of a cache device.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Segments on the device and in the chain.
@@ -41,19 +42,19 @@ pub struct Report {
     pub dirty_bytes: u64,
     /// Our label: backing device's identity and size, and ranges of damaged dirty data.
     pub label: Option<LabelReport>,
-    /// What is damaged but was tolerated.
+    /// Damage that was tolerated.
     pub notes: Vec<String>,
     raw_label: Option<Label>,
 }
 
 impl Report {
-    /// The server that has the cache, or had it and died, according to the label: what it has
-    /// acknowledged and not flushed is in memory, whose place `keeper` knows.
-    pub fn served(&self, keeper: &Keeper) -> Option<Served> {
-        self.raw_label.as_ref().and_then(|label| served(label, keeper))
+    /// The server that has the cache, or had it and died, according to the label. `shared_store`
+    /// finds the memory with the writes that the server has acknowledged and not flushed.
+    pub fn served(&self, shared_store: &SharedStore) -> Option<Served> {
+        self.raw_label.as_ref().and_then(|label| served(label, shared_store))
     }
 
-    /// Whether our label says that it caches what `limits` describes.
+    /// Whether our label names the backing device that `limits` describes.
     pub fn is_bound_to(&self, limits: &DiskLimits) -> bool {
         let label = self.raw_label.as_ref();
         label.is_some_and(|label| label.is_bound_to(&limits.identity, limits.size_bytes))
@@ -88,12 +89,13 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
         Some((label, _)) => label.backing_bytes.min(super::BACKING_BYTES_MAX),
         None => extent(&media, &found)?,
     };
-    // There will be no reads. And the size of the device is only what the medium says: an index
-    // could take as much memory as a medium asks for.
+    // There will be no reads. And the medium alone claims the size of the device, so an index could
+    // take any amount of memory that a medium asks for.
     let reading = Reading {
         backing_bytes,
         log_damage: LogDamage::Truncate,
         at_once_max: 0,
+        drops_clean: false,
         sharing: Sharing::among(1),
         new_index: &|| Index::new(0),
         progress: &AttachProgress::default(),

@@ -1,7 +1,7 @@
-//! Keys read from a log: whether they belong to this cache, and what they say.
+//! Keys read from a log: whether they belong to this cache, and their meaning.
 //!
-//! The generation is checked before anything else of a key. A stale key removes older keys of its
-//! range instead of making them visible again, and a CLEAN key fills gaps only.
+//! The generation of a key is checked before its other fields. A stale key removes older keys of
+//! its range instead of making them visible again, and a CLEAN key fills gaps only.
 
 use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
@@ -44,7 +44,7 @@ pub fn check_key(
     Ok(())
 }
 
-/// Keeps the checksum of a checked key's data, if the data is still there.
+/// Keeps the checksum of a checked key's data, if the data still exists.
 pub(super) fn keep_crc(segments: &Segments, crcs: &DataCrcs, key: &Key) {
     if !is_stale(segments, key) {
         let (segment, offset) = (key.segment.get(), key.segment_off.get());

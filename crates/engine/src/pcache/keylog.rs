@@ -1,10 +1,11 @@
-//! The log of key sets: append at the head, read from any position, and the two tails.
-//! Kernel counterpart: `cache_key.c`.
+//! The log of key sets: append at the head, read from any position, and the two tails. Kernel
+//! counterpart: `cache_key.c`.
 //!
 //! Invariants:
-//! 1. After the last key set stand at least 24 zero bytes, durable before it: the log is zeroed a
-//!    stretch ahead, so that one fence per key set is enough and old bytes never follow it.
-//! 2. Every key set leaves room for a LAST record after it in its segment.
+//! 1. At least 24 zero bytes follow the last key set, and they are durable before it: the log is
+//!    zeroed a stretch ahead, so that one fence per key set is enough and old bytes never follow
+//!    it.
+//! 2. Every key set leaves space for a LAST record after it in its segment.
 //! 3. Data is durable before the key that names it; a key set before anything appended later.
 //! 4. A tail's update goes to the slot that is not current.
 
@@ -12,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::slots::SlotState;
+use crate::pcache::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock, lock_soon};
 
@@ -30,8 +31,8 @@ mod wrong;
 
 /// How far ahead of the head the log is zeroed, in bytes.
 const ZERO_AHEAD: u32 = 16 << 10;
-/// At least this many zero bytes follow the log's end, or all to the end of its segment. By them,
-/// an attach that finds a torn append knows that what follows further on is old.
+/// At least this many zero bytes follow the log's end, or all bytes to the end of its segment. So
+/// if an attach finds a torn append, it knows that data further on is old.
 pub const ZERO_BEHIND: u32 = 8 << 10;
 /// While the log's segment has at least this many bytes left, writes are admitted even when no
 /// segment is free: every key of a bounded number of writes in flight still fits.
@@ -61,11 +62,11 @@ struct Head {
     is_unmarked: bool,
     /// The last keys that were appended.
     last: LastSet,
-    /// Whether a mark is owed before anything else is logged; see [`KeyLog::owe_mark`].
+    /// Whether a mark must be logged before any other record; see [`KeyLog::owe_mark`].
     owes_mark: bool,
 }
 
-/// State that every append changes, apart from what every write reads.
+/// State that every append changes, separate from the state that every write reads.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Front {
@@ -140,7 +141,7 @@ pub struct TailOnMedia {
     pub slot: SlotState,
 }
 
-/// One thread at a time takes; what was never counted is not taken.
+/// One thread at a time takes; keys that were never counted are not taken.
 fn take_from(count: &AtomicU64, less: u64) {
     count.fetch_sub(less.min(count.load(Ordering::Relaxed)), Ordering::Relaxed);
 }
@@ -189,15 +190,15 @@ impl KeyLog {
         }
     }
 
-    /// How many flush marks were appended since the attach. A mark is counted before anything is
-    /// appended after it.
+    /// How many flush marks were appended since the attach. A mark is counted before any later
+    /// record is appended.
     pub fn marks(&self) -> u64 {
         self.front.marks.load(Ordering::Acquire)
     }
 
-    /// How many keys were logged ever, those that the attach found among them: before the head,
-    /// and before dirty_tail. For decisions that may be a little wrong: nothing durable rests
-    /// on it.
+    /// How many keys were ever logged, including the keys that the attach found: before the head,
+    /// and before dirty_tail. For decisions that may be a little wrong: no durable state depends on
+    /// it.
     pub fn keys(&self) -> (u64, u64) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let behind = load(&self.front.keys_dirty) + load(&self.front.keys_kept);
@@ -260,29 +261,29 @@ impl KeyLog {
         Ok(())
     }
 
-    /// Whether a write may begin: the log will have room for its keys. Checked before the index is
+    /// Whether a write may begin: the log will have space for its keys. Checked before the index is
     /// touched, so that no write fails halfway.
     pub fn has_room(&self) -> bool {
         let data_bytes = self.media.geometry.data_bytes();
-        // In caches scaled down for tests a quarter of a segment stands in for a MiB.
+        // In caches scaled down for tests, a quarter of a segment replaces the MiB.
         let needed = ADMISSION_BYTES.min(data_bytes / 4);
         self.segments.free() > 0 || data_bytes - self.head().offset >= needed
     }
 
-    /// The medium has lost a part: nothing more is stored there.
+    /// The medium has lost a part: no more data is stored there.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the medium failed under the log; then nothing is durable any more.
+    /// Whether the medium failed under the log; then later writes cannot become durable.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Logs `keys` in order, durably. With `mark`, a key set without keys follows: everything
-    /// before it is reported durable to a client.
+    /// Logs `keys` in order, durably. With `mark`, a key set without keys follows: all earlier keys
+    /// are then reported durable to a client.
     pub fn append(&self, keys: &[Key], mark: bool) -> Result<(), AppendError> {
-        // The lock that all appends share is held as short as possible: the set is made before.
+        // The lock that all appends share is held as briefly as possible: the set is made before.
         let mut small = [0; SMALL_BYTES];
         let is_small = (1..=SMALL_KEYS).contains(&keys.len());
         let sealed = if is_small { seal(&mut small, keys, mark) } else { &[] };
@@ -306,10 +307,10 @@ impl KeyLog {
         if self.has_failed() {
             return Err(AppendError::Medium(Status::Io));
         }
-        // Data before keys. On memory where leaving the CPU is enough, the writers have seen to
-        // that already and this costs nothing.
+        // Data before keys. On memory where leaving the CPU is enough, the writers have ensured
+        // that already, and this costs no time.
         self.media.sync()?;
-        // All or nothing: a key that is logged twice would be collected twice.
+        // All or none: a key that is logged twice would be collected twice.
         if !self.fits(head, keys.len(), mark) {
             return Err(AppendError::NoRoom);
         }
@@ -332,8 +333,8 @@ impl KeyLog {
     }
 
     /// The present end of the log counts as the end of a client's flush: clients have seen this
-    /// state after a crash and build on it, so write-back must not mix it with what comes. The mark
-    /// is stored with the next append; an attach alone changes nothing.
+    /// state after a crash and build on it, so write-back must not mix it with later writes. The
+    /// mark is stored with the next append; an attach alone does not write.
     pub fn owe_mark(&self) {
         lock(&self.front.head).owes_mark = true;
     }
@@ -381,8 +382,8 @@ impl KeyLog {
         Ok(())
     }
 
-    /// Makes sure that `sealed`, which has `keys`, fits at the head, and zeroes after it. Returns
-    /// where the log will end.
+    /// Ensures that `sealed`, which has `keys`, fits at the head, and zeroes after it. Returns the
+    /// new end of the log.
     fn make_way(
         &self,
         head: &mut Head,
@@ -393,7 +394,7 @@ impl KeyLog {
         if self.media.geometry.data_bytes() - head.position.offset < needed {
             self.next_segment(head)?;
             if keys.is_empty() {
-                // The segment with the last keys may be reused before there are others.
+                // The segment with the last keys may be reused before there are new ones.
                 head.last = LastSet::default();
             }
         }
@@ -440,8 +441,8 @@ impl KeyLog {
 
     /// Ends the head's segment with a record that leads to the next one.
     fn store_last(&self, head: &mut Head, next: u32) -> Result<(), Status> {
-        // Invariant 1 here too: the remains of an earlier torn append at this very place, mixed
-        // with a torn LAST, look like damage, or lead to where an older LAST led.
+        // Invariant 1 also holds here: the rest of an earlier torn append at this position, mixed
+        // with a torn LAST, looks like damage, or leads to the segment of an older LAST.
         self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
         let position = Position { segment: next, offset: 0 };
@@ -473,9 +474,9 @@ fn seal<'a>(scratch: &'a mut [u8], keys: &[Key], mark: bool) -> &'a [u8] {
 
 /// Reads records one after the other, through a window so that small key sets cost little.
 ///
-/// The log of a running cache was checked when it was attached, or is our own; but a medium can
-/// change under a server. A record that leads out of the cache, or back to where the log was, is
-/// not valid.
+/// The log of a running cache was checked at the attach, or this server wrote it; but a medium can
+/// change under a server. A record that leads out of the cache, or back to an earlier part of the
+/// log, is not valid.
 #[derive(Debug)]
 pub struct LogReader {
     window: Vec<u8>,
@@ -501,9 +502,9 @@ impl LogReader {
         self.lasts = 0;
     }
 
-    /// The record at `position`; `None` when nothing valid stands there. `limit` is the log's head
-    /// where it is known: nothing is read from beyond it, and records before it are checked as an
-    /// attach checks them, but with shorter errors.
+    /// The record at `position`; `None` if it is not valid. `limit` is the log's head where
+    /// it is known: no byte beyond it is read. Records before it get the same checks as in an
+    /// attach, but with shorter errors.
     pub fn read(
         &mut self,
         media: &Media,

@@ -1,28 +1,29 @@
 //! Our label in the first 4096 bytes of a cache device, which the kernel never touches.
 //!
-//! It binds the cache to its backing device (the kernel's format has no such binding: a cache
-//! attached to the wrong device corrupts it), names this attach (so that shared memory can be
-//! matched to media), stores from where on the log has flush marks and how far write-back must get
-//! until the backing device alone is consistent again, and lists ranges whose cached dirty data was
-//! found damaged. It says whether a server has the cache, or had it and died: then acknowledged
-//! writes may be in memory that is named after this attach (see `shm/keeper.rs`), which belongs to
-//! one run of the machine.
+//! The label binds the cache to its backing device. (The kernel's format has no such binding: a
+//! cache attached to the wrong device corrupts it.) It names this attach, so that shared memory can
+//! be matched to media. It stores from where on the log has flush marks, how far write-back must
+//! get until the backing device alone is consistent again, and ranges whose cached dirty data was
+//! found damaged. It also records whether a server has the cache, or had it and died: then
+//! acknowledged writes may be in memory that is named after this attach (see `shm/store.rs`), which
+//! belongs to one boot of the machine.
 //!
 //! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
 //! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
-//! and the magic: so each udm recognises a label that only newer ones understand, and refuses.
-//! Version 2 is that of a cache that is served. One that was detached in order has version 1, which
-//! all versions of udm understand.
+//! and the magic: so each udm recognises a label that only newer ones understand, and refuses. A
+//! cache that is served has version 2. A cache that was detached in order has version 1, which all
+//! versions of udm understand.
 //!
 //! "Served" and its end are stored into both slots: an older slot that becomes current through
-//! damage must not hide memory that is there.
+//! damage must not hide existing memory.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::crc::pcache_crc;
+use crate::base::crc::pcache_crc;
+use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result, Status};
-use crate::slots::SlotState;
+use crate::pcache::slots::SlotState;
 
 use super::layout::{CacheInfo, Position, Sealed, Slotted};
 use super::media::Media;
@@ -39,6 +40,8 @@ const STRIDE: u64 = Label::STRIDE;
 const FLAG_TORN: u32 = 1;
 /// `boot` and `place` mean something.
 const FLAG_SERVED: u32 = 2;
+/// Clean data in the log is older than the backing device.
+const FLAG_STALE: u32 = 4;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -79,8 +82,8 @@ struct OnMedia {
 
 const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
 impl Sealed for OnMedia {
-    /// A sealed slot that is not ours, or of another version, counts as damaged: if it counted as
-    /// newer, it would hide what we store into the other.
+    /// A sealed slot of another program or version counts as damaged: if it counted as newer, it
+    /// would hide our stores into the other slot.
     fn is_sealed(&self) -> bool {
         let is_known = (VERSION_AT_REST..=VERSION).contains(&self.version.get());
         let is_ours = self.magic.get() == MAGIC && is_known;
@@ -93,29 +96,35 @@ impl Slotted for OnMedia {
     }
 }
 
-/// What the label says.
+/// The content of the label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// Drawn at each attach.
     pub attach_id: u64,
     /// Size of the backing device.
     pub backing_bytes: u64,
-    /// Which backing device it is, in words; see `DiskLimits::identity`.
+    /// The identity of the backing device, in words; see `DiskLimits::identity`.
     pub identity: String,
-    /// From here on, keys sets without keys stand where a client's flush or FUA write ended.
+    /// From here on, the log has key sets without keys wherever a client's flush or FUA write
+    /// ended.
     pub marks_from: Position,
-    /// cache_info at our last store: when the medium says otherwise, a kernel attached since.
+    /// cache_info at our last store: if the medium has another one, a kernel attached since.
     pub info: [u8; 24],
     /// Ranges of damaged dirty data.
     pub bad: Vec<BadRange>,
-    /// Write-back that merges across flushes is on its way to here. As long as dirty_tail is before
-    /// it, the backing device alone may not be the state of any flush.
+    /// Write-back that merges across flushes is in progress up to this position. As long as
+    /// dirty_tail is before it, the state of the backing device alone may not match any flush.
     pub torn_until: Option<Position>,
     /// A server has the cache, or had it and died.
     pub served: Option<Serving>,
+    /// What an orderly end noted of the backing device.
+    pub stamp: Option<Stamp>,
+    /// Clean data in the log is older than the backing device, which another program changed. This
+    /// remains true until the cache is formatted.
+    pub is_stale: bool,
 }
 
-/// What the next server must know of the one that has the cache.
+/// The information about a server that the next server needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
     /// The run of the machine.
@@ -128,7 +137,7 @@ impl Label {
     /// Distance of the two slots.
     pub const STRIDE: u64 = 2048;
 
-    /// Whether labels were there, but no slot can say whether or where the cache was served.
+    /// Whether labels existed, but no slot tells whether or where the cache was served.
     pub fn is_lost(media: &Media) -> bool {
         Label::load(media).is_none()
             && (0..2).all(|nth| match media.load::<OnMedia>(nth * STRIDE) {
@@ -137,8 +146,8 @@ impl Label {
             })
     }
 
-    /// Refuses a medium that a newer udm labelled: its binding, and its list of damage, cannot be
-    /// read here.
+    /// Refuses a medium with the label of a newer udm, whose binding and list of damage this
+    /// version cannot read.
     pub fn refuse_newer(media: &Media) -> Result<()> {
         let read = |nth| media.load::<OnMedia>(nth * STRIDE).ok();
         let is_newer = |slot: &OnMedia| {
@@ -150,7 +159,7 @@ impl Label {
             Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "{}: a newer udm labelled it (label version {version}, this udm knows up to \
+                    "{}: a newer udm labelled it (label version {version}, this udm supports up to \
                      {VERSION}): use that udm, or erase its first 64 KiB if its data may be lost",
                     media.name()
                 ),
@@ -181,6 +190,9 @@ impl Label {
             }),
             served: (label.flags.get() & FLAG_SERVED != 0)
                 .then(|| Serving { boot: label.boot.get(), place: text_of(&label.place) }),
+            stamp: Stamp::from_bits(label.boot.get())
+                .filter(|_| label.flags.get() & FLAG_SERVED == 0),
+            is_stale: label.flags.get() & FLAG_STALE != 0,
         };
         Some((loaded, found.slot))
     }
@@ -216,6 +228,8 @@ impl Label {
         let served = self.served.as_ref();
         let torn_flag = if self.torn_until.is_some() { FLAG_TORN } else { 0 };
         let served_flag = if served.is_some() { FLAG_SERVED } else { 0 };
+        let stale_flag = if self.is_stale { FLAG_STALE } else { 0 };
+        let stamp = self.stamp.map_or(0, Stamp::bits);
         let version = if served.is_some() { VERSION } else { VERSION_AT_REST };
         OnMedia {
             crc: U32::ZERO,
@@ -230,11 +244,11 @@ impl Label {
             info: zerocopy::transmute!(self.info),
             identity: bytes_of(&self.identity),
             bad_count: U32::new(self.bad.len() as u32),
-            flags: U32::new(torn_flag | served_flag),
+            flags: U32::new(torn_flag | served_flag | stale_flag),
             bad,
             torn_segment: U32::new(torn.segment),
             torn_offset: U32::new(torn.offset),
-            boot: U64::new(served.map_or(0, |served| served.boot)),
+            boot: U64::new(served.map_or(stamp, |served| served.boot)),
             place: bytes_of(served.map_or("", |served| &served.place)),
         }
         .seal()

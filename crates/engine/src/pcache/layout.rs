@@ -18,16 +18,16 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::crc::pcache_crc;
+use crate::base::crc::pcache_crc;
 use crate::units::MIB;
 
 /// Bytes at the front of the device that the kernel never reads or writes.
 pub const LABEL_BYTES: u64 = 4096;
 /// Place of the superblock.
 pub const SUPERBLOCK_AT: u64 = 4096;
-/// Place of cache_info's slot 0; slot 1 follows one [`PAGE_STRIDE`] later.
+/// Address of cache_info's slot 0; slot 1 follows one [`PAGE_STRIDE`] later.
 pub const CACHE_INFO_AT: u64 = 8192;
-/// Place of key_tail's slot 0; slot 1 follows one [`SMALL_STRIDE`] later.
+/// Address of key_tail's slot 0; slot 1 follows one [`SMALL_STRIDE`] later.
 pub const KEY_TAIL_AT: u64 = 16384;
 /// Place of dirty_tail's slot 0.
 pub const DIRTY_TAIL_AT: u64 = 16416;
@@ -178,7 +178,7 @@ on_media!(
         magic: U64 = 8,
         /// Segments on the device.
         seg_num: U32 = 16,
-        /// Whatever was there before formatting; covered by the CRC.
+        /// The bytes on the medium before formatting; covered by the CRC.
         padding: U32 = 20,
     }
 );
@@ -210,7 +210,7 @@ pub trait Slotted: Sealed {
 }
 
 on_media!(
-    /// What the cache as a whole is.
+    /// The properties of the whole cache.
     CacheInfo, 24, {
         /// See [`Header`].
         header: Header = 0,
@@ -280,7 +280,7 @@ on_media!(
         off: U64 = 0,
         /// Bytes.
         len: U32 = 8,
-        /// [`KEY_CLEAN`] or nothing.
+        /// [`KEY_CLEAN`] or 0.
         flags: U32 = 12,
         /// Logical segment that holds the data.
         segment: U32 = 16,
@@ -317,7 +317,8 @@ impl Slotted for Generation {
 }
 
 impl Superblock {
-    /// A sealed superblock. `padding` is what the medium held: the kernel keeps it, so do we.
+    /// A sealed superblock. `padding` is the earlier content of the medium, which the kernel keeps,
+    /// and so does udm.
     pub fn new(seg_num: u32, padding: u32) -> Superblock {
         Superblock {
             crc: U32::ZERO,
@@ -392,7 +393,7 @@ impl Generation {
 }
 
 impl KsetHeader {
-    /// A sealed LAST record: the log goes on at the start of logical segment `next`.
+    /// A sealed LAST record: the log continues at the start of logical segment `next`.
     pub fn last(next: u32) -> KsetHeader {
         KsetHeader {
             crc: U32::ZERO,
@@ -409,7 +410,7 @@ pub const fn kset_bytes(keys: usize) -> usize {
     KSET_HEADER_BYTES + keys * KEY_BYTES
 }
 
-/// Writes the header and CRC of a key set whose `keys` keys stand in `set[24..]` already.
+/// Writes the header and CRC of a key set whose `keys` keys are already in `set[24..]`.
 pub fn seal_kset(set: &mut [u8], keys: usize) {
     let header = KsetHeader {
         crc: U32::ZERO,
@@ -422,7 +423,7 @@ pub fn seal_kset(set: &mut [u8], keys: usize) {
     set[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// A place in the log: a logical segment and a byte of its data area.
+/// A position in the log: a logical segment and a byte of its data area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Position {
     /// Logical segment.
@@ -437,7 +438,7 @@ impl std::fmt::Display for Position {
     }
 }
 
-/// What stands at a position of the log.
+/// The record at a position of the log.
 #[derive(Debug)]
 pub enum Record<'a> {
     /// A key set; its bytes are `24 + 40 * keys.len()`.
@@ -446,7 +447,7 @@ pub enum Record<'a> {
     Last(u32),
 }
 
-/// What the header of a record says.
+/// The content of the header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heading {
     /// A key set of this many keys, if its CRC is right.
@@ -455,7 +456,7 @@ pub enum Heading {
     Last(u32),
 }
 
-/// Reads the header at the start of `bytes`. `None`: nothing valid.
+/// Reads the header at the start of `bytes`. `None`: not valid.
 pub fn parse_heading(bytes: &[u8]) -> Option<Heading> {
     let (header, _) = KsetHeader::ref_from_prefix(bytes).ok()?;
     if header.magic.get() != KSET_MAGIC {
@@ -468,8 +469,8 @@ pub fn parse_heading(bytes: &[u8]) -> Option<Heading> {
     (count <= KEYS_MAX).then_some(Heading::Keys(count))
 }
 
-/// Reads the record at the start of `bytes` (everything from the position to the segment's end,
-/// or [`KSET_BYTES_MAX`] of it). `None`: nothing valid, so the log ends here or is damaged here.
+/// Reads the record at the start of `bytes` (everything from the position to the segment's end, or
+/// [`KSET_BYTES_MAX`] of it). `None`: not valid, so the log ends here or is damaged here.
 pub fn parse_record(bytes: &[u8]) -> Option<Record<'_>> {
     let count = match parse_heading(bytes)? {
         Heading::Last(next) => return Some(Record::Last(next)),

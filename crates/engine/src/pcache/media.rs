@@ -1,15 +1,18 @@
 //! The cache device as structures instead of bytes: typed loads and stores, two-slot records, and
-//! which errors mean that the medium itself failed.
+//! the errors that mean that the medium itself failed.
 
 use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
+use crate::pcache::slots::{SlotState, choose};
 use crate::pmem::Pmem;
+use crate::recovery::{CUT_ADVICE, Cut};
 use crate::shm::SharedWords;
-use crate::slots::{SlotState, choose};
 use crate::sync::Arc;
 use crate::units::MIB;
 
-use super::layout::{Geometry, Sealed, Slotted};
+use super::layout::{
+    Geometry, SEGMENTS_MAX, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed, Slotted, Superblock,
+};
 use super::openset::{LogEnd, announce_end, confirm_end, note_failure};
 
 /// A cache device and the size of its segments.
@@ -19,7 +22,7 @@ pub struct Media {
     pub pmem: Arc<dyn Pmem>,
     /// The kernel's, except in tests.
     pub geometry: Geometry,
-    /// Memory that outlives the process: a failure of the medium is noted there.
+    /// Memory that outlives the process, in which a failure of the medium is recorded.
     pub shared: Option<SharedWords>,
 }
 
@@ -28,7 +31,7 @@ pub struct Media {
 pub struct Found<T> {
     /// The current record.
     pub record: T,
-    /// Where it stands.
+    /// The current slot.
     pub slot: SlotState,
 }
 
@@ -43,7 +46,7 @@ impl Media {
         Error::new(Kind::Io, format!("{}: {what}", self.name()))
     }
 
-    /// Reads a structure; says where when the medium fails.
+    /// Reads a structure; the error names its address if the medium fails.
     pub fn load<T: Sealed>(&self, at: u64) -> Result<T> {
         let mut value = T::new_zeroed();
         self.pmem
@@ -82,14 +85,14 @@ impl Media {
         self.settle()
     }
 
-    /// Everything stored so far is durable before anything stored from now on.
+    /// Makes all earlier stores durable before any later store.
     pub fn settle(&self) -> std::result::Result<(), Status> {
         self.pmem.drain()?;
         self.sync()
     }
 
-    /// All drained stores are durable. If it fails, and no later sync tries again, that is noted
-    /// for the next attach.
+    /// Makes all drained stores durable. If it fails, and no later sync tries again, that is
+    /// recorded for the next attach.
     pub fn sync(&self) -> std::result::Result<(), Status> {
         self.pmem.sync().inspect_err(|_| {
             if let Some(shared) = self.shared.as_ref().filter(|_| self.pmem.has_given_up()) {
@@ -112,17 +115,17 @@ impl Media {
         }
     }
 
-    /// Stores all that is there once more, durably. After a failed sync what is read may never
-    /// become durable otherwise. Refuses what cannot be read: once the machine has been started
-    /// again, all that can be read is durable, and nothing needs to be stored.
+    /// Stores all readable data once more, durably. After a failed sync, data that can be read
+    /// might otherwise never become durable. Refuses if some data cannot be read: after a restart
+    /// of the machine, all readable data is durable, and this is not needed.
     pub fn rewrite(&self) -> Result<()> {
         let mut bytes = vec![0; MIB as usize];
         for at in (0..self.pmem.len_bytes()).step_by(bytes.len()) {
             let bytes = &mut bytes[..(self.pmem.len_bytes() - at).min(MIB) as usize];
             self.pmem.load(at, bytes).map_err(|status| {
                 self.damaged(format_args!(
-                    "a flush of it has failed since the machine was started, and what it holds \
-                     cannot be stored again: cannot read the MiB at byte {at}: {status}"
+                    "a flush of it has failed since the machine was started, and its data cannot \
+                     be stored again: cannot read the MiB at byte {at}: {status}"
                 ))
             })?;
             self.store(at, bytes);
@@ -134,4 +137,32 @@ impl Media {
     pub fn settle_or_err(&self) -> Result<()> {
         self.settle().map_err(|status| self.damaged(format_args!("cannot store: {status}")))
     }
+}
+
+/// How much of the device is missing.
+pub fn missing(media: &Media) -> Option<Cut> {
+    let len = media.pmem.len_bytes();
+    let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
+    let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;
+    let is_ours = superblock.magic.get() == SUPERBLOCK_MAGIC && superblock.is_sealed();
+    let segments = superblock.seg_num.get();
+    let is_sane = is_ours && u64::from(segments) <= SEGMENTS_MAX;
+    let wanted = is_sane.then(|| media.geometry.segment_info_at(segments))?;
+    // No cache was made on less than the smallest device, whatever its segments take.
+    Cut::of(left_bytes(media, segments), wanted.max(media.geometry.device_bytes_min))
+}
+
+/// Bytes from the start that exist. The format writes to each segment, so a file whose last segment
+/// is all hole was cut and extended to its old length.
+fn left_bytes(media: &Media, segments: u32) -> u64 {
+    let left = media.pmem.left_bytes();
+    let last = segments.checked_sub(1).map(|last| media.geometry.segment_info_at(last));
+    let hole = media.pmem.hole_at_end().filter(|hole| last.is_some_and(|last| *hole <= last));
+    hole.map_or(left, |hole| hole.min(left))
+}
+
+/// Added to an error about a small device: if it is a cache that was cut short, how much is
+/// missing, and the remedy.
+pub fn cut_short(media: &Media) -> String {
+    missing(media).map_or_else(String::new, |cut| format!("; {cut}: {CUT_ADVICE}"))
 }

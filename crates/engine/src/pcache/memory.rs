@@ -1,28 +1,28 @@
-//! The memory of an attach, which outlives its server: found again, or made.
+//! The shared memory of an attach, which outlives its server: found again, or made.
 //!
-//! The label says "served" from before the first write that a client hears of until everything is
-//! in the log, and names the memory. The order in which an attach changes label and memory, and why
-//! a death or a power cut between any two steps loses nothing:
+//! The label says "served" from before the first acknowledged write until all keys are in the log,
+//! and names the memory. This is the order in which an attach changes label and memory, and the
+//! reason why a death or a power failure between any two steps loses no write:
 //!
 //! 1. *New memory* (no server had the cache): the memory is made, empty, for this attach; then the
 //!    label says "served", durably, in both slots; then the cache is changed, and serves. A death
-//!    before the label leaves a file that no label names, until the machine is restarted.
+//!    before the label is stored leaves a file that no label names, until the machine is restarted.
 //! 2. *Memory that a dead server left*: this attach is announced in it, and it gets a second name;
 //!    then the label names this attach; then the keys are logged; then they are removed from
-//!    memory. Until the label is stored the old name leads to it, afterwards the new one, and
-//!    either attach is its owner. Keys that are logged twice are two keys with the same place.
-//! 3. *An orderly end*: `suspend` logs everything; then the label says "at rest", in both slots;
-//!    then the memory is removed. Between the two it is a file that no label names. If anything
-//!    fails on the way, the label stays as it is.
-//! 4. A power cut ends the run of the machine. If the label says "served" in an earlier run, that
-//!    is reported, and no memory of it is looked for.
+//!    memory. Until the label is stored the old name leads to the memory, afterwards the new one,
+//!    and either attach is its owner. Keys that are logged twice are two keys with the same place.
+//! 3. *An orderly end*: `suspend` logs all keys; then the label says "at rest", in both slots; then
+//!    the memory is removed. Between the two it is a file that no label names. If a step fails, the
+//!    label is not changed.
+//! 4. A power failure ends the boot of the machine. If the label says "served" in an earlier boot,
+//!    that is reported, and its memory is not looked for.
 //!
-//! Before 2. the memory is compared with the medium (takeup.rs): a copy of a medium has the same
-//! label.
+//! Before step 2 the memory is compared with the medium (takeup.rs): a copy of a medium has the
+//! same label.
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
-use crate::shm::{Keeper, Served, SharedWords, Taken, recall};
+use crate::shm::{Served, SharedStore, SharedWords, Taken, recall};
 use crate::units::human_bytes;
 
 use super::OpenOptions;
@@ -41,19 +41,19 @@ pub struct Memory {
 }
 
 /// The server that has the cache, or had it and died, according to the label.
-pub fn served(label: &Label, keeper: &Keeper) -> Option<Served> {
+pub fn served(label: &Label, shared_store: &SharedStore) -> Option<Served> {
     label.served.as_ref().map(|served| Served {
         id: label.attach_id,
-        is_of_this_boot: served.boot == keeper.boot(),
-        place: keeper.path_in(&served.place, label.attach_id),
+        is_of_this_boot: served.boot == shared_store.boot(),
+        place: shared_store.path_in(&served.place, label.attach_id),
     })
 }
 
-/// The memory that belongs to the medium, if there should be any. If it is missing, this refuses,
+/// The memory that belongs to the medium, if the label names one. If it is missing, this refuses,
 /// unless the loss is accepted.
 pub fn its_memory(
     media: &Media,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     accepts_loss: bool,
     notes: &mut Vec<String>,
 ) -> Result<Option<SharedWords>> {
@@ -62,9 +62,9 @@ pub fn its_memory(
         return Err(Error::new(
             Kind::Io,
             format!(
-                "{}: both copies of the label are damaged (bytes 0 and {}), so nobody knows to \
-                 which backing device it belongs, and whether acknowledged writes are in memory; \
-                 `lost_memory accept` in the table goes on without",
+                "{}: both copies of the label are damaged (bytes 0 and {}), so its backing device \
+                 is unknown, and acknowledged writes may be in shared memory; to continue without \
+                 them, add `lost_memory accept` to the table",
                 media.name(),
                 Label::STRIDE
             ),
@@ -75,7 +75,7 @@ pub fn its_memory(
     let is_its = |words: &SharedWords, bug| Ok(openset::is_of(words, id)? || mutants::is(bug));
     if label.served.is_none() {
         // A server before this version named it by the medium's path, and the label says nothing.
-        let old = keeper.find_old()?;
+        let old = shared_store.find_old()?;
         return match old
             .as_ref()
             .map(|words| is_its(words, Mutant::OldSharedOfAnybody))
@@ -86,12 +86,23 @@ pub fn its_memory(
         };
     }
     let is_its = |words: &SharedWords| is_its(words, Mutant::SharedOfAnybody);
-    recall(keeper, served(&label, keeper).as_ref(), accepts_loss, media.name(), is_its, notes)
+    recall(
+        shared_store,
+        served(&label, shared_store).as_ref(),
+        accepts_loss,
+        media.name(),
+        is_its,
+        notes,
+    )
 }
 
 /// Memory of the medium that is to be formatted by force: refused if it holds writes.
-pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option<SharedWords>> {
-    let found = its_memory(media, keeper, args.accepts_loss, &mut Vec::new())?;
+pub fn unseen(
+    media: &Media,
+    shared_store: &SharedStore,
+    args: &TableArgs,
+) -> Result<Option<SharedWords>> {
+    let found = its_memory(media, shared_store, args.accepts_loss, &mut Vec::new())?;
     let left = found.as_ref().map(OpenSets::left_behind).transpose()?.flatten();
     let keys = left.iter().flat_map(|left| &left.keys).map(|(key, _)| key);
     let dirty = keys.filter(|key| key.flags.get() & KEY_CLEAN == 0);
@@ -100,11 +111,12 @@ pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option
         return Err(Error::new(
             Kind::Refused,
             format!(
-                "pcache: {}: its last server died, and {} that it had acknowledged are in memory \
-                 in {} alone: attach it as it is, or add `lost_memory accept` to the table",
+                "pcache: {}: its last server died, and {} of acknowledged writes are only in \
+                 shared memory in {}: open the cache without formatting it, or add `lost_memory \
+                 accept` to the table",
                 media.name(),
                 human_bytes(bytes),
-                keeper.place()
+                shared_store.place()
             ),
         ));
     }
@@ -112,11 +124,11 @@ pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option
 }
 
 impl Memory {
-    /// The memory of the last server, if it died, or new memory. `is_to_go`: what that server left
-    /// was found not to be this medium's.
+    /// The memory of the last server, if it died, or new memory. `is_to_go`: the memory of that
+    /// server turned out to belong to another medium.
     pub fn of(
         media: &Media,
-        keeper: Keeper,
+        shared_store: SharedStore,
         args: &TableArgs,
         options: &OpenOptions,
         is_to_go: bool,
@@ -124,12 +136,12 @@ impl Memory {
         let mut notes = Vec::new();
         let found = match is_to_go {
             true => None,
-            false => its_memory(media, &keeper, args.accepts_loss, &mut notes)?,
+            false => its_memory(media, &shared_store, args.accepts_loss, &mut notes)?,
         };
         let needed = words_needed(options.stripes);
         let owner = Label::load(media).map_or(0, |(label, _)| label.attach_id);
         let attaches = (options.attach_id, owner);
-        let taken = Taken::of(keeper, found, (needed, needed), attaches, media.name())?;
+        let taken = Taken::of(shared_store, found, (needed, needed), attaches, media.name())?;
         Ok(Memory { taken, notes })
     }
 
@@ -138,12 +150,12 @@ impl Memory {
         self.taken.words().clone()
     }
 
-    /// What a dead server left in it.
+    /// The keys that a dead server left in it.
     pub fn left(&self) -> Result<Option<LeftBehind>> {
         if self.taken.is_new() { Ok(None) } else { OpenSets::left_behind(self.taken.words()) }
     }
 
-    /// The label is about to name it. From here on it stays, whatever happens.
+    /// The label is about to name it. From here on the memory is kept, whatever happens.
     pub fn name(&mut self, stripes: usize, info: &CacheInfo, head: Position) -> Result<()> {
         if self.taken.is_new() {
             let _ = OpenSets::begin(self.words(), stripes, self.taken.attach_id(), info, head);
@@ -154,11 +166,11 @@ impl Memory {
         })
     }
 
-    /// What the label must say of the server.
+    /// The part of the label about the server.
     pub fn serving(&self) -> Option<Serving> {
         let is_late = mutants::is(Mutant::ServedSaidLate);
-        let keeper = self.taken.keeper();
-        let serving = || Serving { boot: keeper.boot(), place: keeper.place() };
-        (keeper.survives() && !is_late).then(serving)
+        let shared_store = self.taken.shared_store();
+        let serving = || Serving { boot: shared_store.boot(), place: shared_store.place() };
+        (shared_store.survives() && !is_late).then(serving)
     }
 }

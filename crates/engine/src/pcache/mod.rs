@@ -1,32 +1,33 @@
 //! The pcache target: a log-structured write-back cache on persistent memory, on the media of
 //! Linux's dm-pcache.
 //!
-//! A write goes to the next free bytes of a data segment; a 40-byte key says where. Keys gather in
-//! open key sets and are logged 128 at a time, or immediately for FUA and flush. Write-back follows
-//! the log from dirty_tail, collection follows write-back from key_tail.
+//! A write is stored in the next free bytes of a data segment, and a 40-byte key records the place.
+//! Keys gather in open key sets and are logged 128 at a time, or immediately for FUA and flush.
+//! Write-back follows the log from dirty_tail, collection follows write-back from key_tail.
 //!
-//! | file | what it does | kernel |
+//! | file | job | kernel |
 //! |---|---|---|
 //! | `args` | the table line's words | `dm_pcache.c` |
 //! | `facts`, `counters` | facts beyond the status line | |
-//! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
+//! | `layout`, `media`, `slots` | every on-media byte; typed access; updates in two slots | `*.h` |
 //! | `format`, `open`, `attach` | making a cache, opening one | `cache.c` |
 //! | `label`, `identity` | recognising a cache | |
+//! | `backing` | whether the backing device is unchanged | |
 //! | `segment`, `classes` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `stripes`, `openset` | keys in memory, under the locks of their regions | `cache_key.c` |
-//! | `memory` | where keys of a dead server are | |
+//! | `memory` | the shared memory with the keys of a dead server | |
 //! | `keylog`, `key` | keys on media, and their meaning | `cache_key.c` |
 //! | `write`, `zero`, `read`, `fills` | the life of a request | `cache_req.c` |
 //! | `control` | status, table, messages, suspend and the end | `dm_pcache.c` |
 //! | `background` | the order of the background's work | |
-//! | `signals` | waking the background and bios that wait for room | |
-//! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
-//! | `gc` | making room | `cache_gc.c` |
-//! | `retention`, `retain` | which data stays when space is short, and how | |
-//! | `pressure` | room for writes that would have to wait | |
+//! | `signals` | waking the background and bios that wait for free space | |
+//! | `writeback`, `pace`, `coalesce` | writing dirty data back | `cache_writeback.c` |
+//! | `gc` | freeing space | `cache_gc.c` |
+//! | `retention`, `retain` | which data is kept when space is short, and how | |
+//! | `pressure` | space for writes that would have to wait | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
-//! | `salvage` | reading a cache that must not be changed, or was cut short | |
+//! | `recovery` | reading a cache that must not be changed, or was cut short | |
 //! | `mutants` | deliberate bugs, in tests alone | |
 //!
 //! Only the file of a type changes the type's fields.
@@ -37,7 +38,9 @@
 mod args;
 mod attach;
 mod background;
+mod backing;
 mod classes;
+mod coalesce;
 pub mod contents;
 mod control;
 mod counters;
@@ -52,7 +55,6 @@ pub mod inspect;
 mod key;
 mod keylog;
 mod label;
-mod latest;
 pub mod layout;
 mod media;
 mod memory;
@@ -66,14 +68,15 @@ mod pace;
 mod pressure;
 mod quarantine;
 mod read;
+pub mod recovery;
 mod retain;
 mod retention;
-pub mod salvage;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 mod segment;
 mod signals;
+pub mod slots;
 mod stripes;
 pub mod wipe;
 mod write;
@@ -81,20 +84,22 @@ mod writeback;
 mod zero;
 
 use crate::bio::{Bio, Op};
+use crate::common::per_port::PerPort;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
-use crate::foreign::Source;
-use crate::per_port::PerPort;
-use crate::pmem::sink::Sink;
+use crate::pmem::client_memory::Source;
+use crate::pmem::copy_target::CopyTarget;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::target::{
-    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, refused_push,
+    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, Waiting,
+    refused_push,
 };
 use crate::units::Nanos;
 
+pub use args::LogDamage;
 pub use args::{TableArgs, WORDS, WritebackOrder};
-pub use attach::{LogDamage, ReplayPace};
+pub use attach::ReplayPace;
 use background::Background;
 use counters::Counters;
 use datacrc::DataCrcs;
@@ -118,10 +123,10 @@ const TOKEN_KIND: u64 = 0xFF << 56;
 const TOKEN_MISS: u64 = 1 << 56;
 const TOKEN_WRITEBACK: u64 = 2 << 56;
 const TOKEN_FLUSH: u64 = 3 << 56;
-/// Of a miss: what is read is offered to the cache.
+/// Of a miss: the data is offered to the cache when it is read.
 const TOKEN_FILL: u64 = 1 << 55;
 
-/// The largest backing device: bounds the memory that the index takes before anything is cached
+/// The largest backing device. It bounds the memory that the index takes while the cache is empty
 /// (28 bytes for each 4 MiB).
 pub const BACKING_BYTES_MAX: u64 = 64 << 40;
 
@@ -153,8 +158,9 @@ pub struct Pcache {
 }
 
 impl Pcache {
-    /// Whether the backing device alone is a state that a power cut could have left. Always so with
-    /// the order `ordered`, once what another order left incomplete is written back.
+    /// Whether the backing device alone has a state that a power failure could have left. Always
+    /// true with the order `ordered`, once the data that another order left incomplete is written
+    /// back.
     pub fn is_origin_consistent(&self) -> bool {
         self.background.lock().writeback.is_origin_consistent()
     }
@@ -191,7 +197,7 @@ impl Target for Pcache {
         }
     }
 
-    fn read_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
+    fn read_into(&self, offset: u64, into: CopyTarget<'_>, port: usize) -> bool {
         self.read_hits_into(offset, into, port)
     }
 
@@ -208,6 +214,10 @@ impl Target for Pcache {
         }
     }
 
+    fn role_of(&self, _disk: &Arc<dyn Disk>) -> &'static str {
+        "the origin"
+    }
+
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         self.tick_at(now, port)
     }
@@ -217,7 +227,7 @@ impl Target for Pcache {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: self.backing.limits().block_bytes.max(512), has_discard: true }
+        TargetLimits { has_discard: true, ..self.backing.limits().of_target() }
     }
 
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
@@ -270,8 +280,18 @@ impl Target for Pcache {
     }
 
     fn set_draining(&self, draining: bool) {
-        self.background.set_draining(draining);
-        self.signals.work();
+        self.order_drain(draining);
+    }
+
+    fn waits_for(&self) -> Option<Waiting> {
+        // The background has its lock while it waits for the cache device.
+        let is_idle = self.background.lock().writeback.is_idle();
+        let ended = self.counters.writeback_ios.load(Ordering::Relaxed);
+        (!is_idle).then_some(Waiting { device: "the origin", ended })
+    }
+
+    fn left_to_drain(&self) -> u64 {
+        self.bytes_to_drain()
     }
 
     fn suspend(&self) -> Result<()> {
@@ -280,6 +300,10 @@ impl Target for Pcache {
 
     fn is_idle(&self) -> bool {
         self.background.lock().writeback.is_idle()
+    }
+
+    fn is_durable(&self) -> bool {
+        !self.stripes.has_open_keys() && !self.log.has_failed()
     }
 
     fn detach(&self) {

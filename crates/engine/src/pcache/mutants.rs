@@ -1,18 +1,18 @@
-//! Deliberate bugs of pcache. Where a function has several, its wrong copy stands in a file
-//! `wrong.rs` beside it.
+//! Deliberate bugs of pcache. If a function has several, its wrong copy is in a file `wrong.rs` in
+//! its folder.
 
 use crate::mutants::list_mutants;
 
 list_mutants! {
-    /// pcache: what a crash or a single thread shows.
+    /// pcache: bugs that a crash or a single thread shows.
     PCACHE {
     /// dm-pcache: an update overwrites the current slot.
     SlotInPlace,
     /// dm-pcache: an update is written between the slots.
     UpdateBetweenSlots,
-    /// dm-pcache: a position moves before what it covers is durable (here: the key set).
+    /// dm-pcache: a position moves before the data that it covers is durable (here: the key set).
     PositionBeforeKset,
-    /// A tail's update is not fenced, so what is reused relies on nothing.
+    /// A tail's update is not fenced, so space is reused without a durable tail.
     TailUnfenced,
     /// The zeroes after the log are stored together with the key set, not before it.
     TerminatorWithKset,
@@ -38,9 +38,9 @@ list_mutants! {
     OldestWins,
     /// A batch does not end at a flush mark.
     BatchCrossesMark,
-    /// What was overwritten is not written back although a flush ended in between.
+    /// Overwritten data is not written back although a flush ended in between.
     SkippedAcrossMark,
-    /// What was overwritten is not written back although the newer version is not logged yet.
+    /// Overwritten data is not written back although the newer version is not logged yet.
     SkippedForUnlogged,
     /// A flush leaves no mark.
     FlushUnmarked,
@@ -50,15 +50,15 @@ list_mutants! {
     MarksOnKernelLog,
     /// Keys of reused segments are believed at attach.
     StaleKeyBelieved,
-    /// Keys of reused segments are skipped, and older ones shine through.
+    /// Keys of reused segments are skipped, and older ones become visible.
     StaleKeySkipped,
     /// A CLEAN key hides dirty data at attach.
     CleanHidesDirty,
-    /// A CLEAN key that dirty keys hide stays in the log when they leave it.
+    /// A CLEAN key that dirty keys hide stays in the log when they are passed.
     HiddenCleanOutlives,
     /// An attach does not count dirty data.
     DirtyNotCounted,
-    /// An attach takes the end of the log for clean: nothing is dirty.
+    /// An attach takes all of the log for clean.
     DirtyTailAtHead,
     /// A FUA write leaves its key set open.
     FuaNotClosing,
@@ -70,66 +70,66 @@ list_mutants! {
     FillNotCancelled,
     /// The keys in shared memory are ignored.
     SharedIgnored,
-    /// Shared memory of any attach of any medium is believed, in the place that the label names.
+    /// Shared memory of any attach of any medium is trusted, under the name on the label.
     SharedOfAnybody,
     /// The same where servers before this version kept it, by the path of the medium.
     OldSharedOfAnybody,
     /// Shared memory is cleared before its keys are logged.
     SharedClearedFirst,
-    /// The label says that the cache is served only after its memory has been used.
+    /// The label says "served" only after the memory has been used.
     ServedSaidLate,
-    /// The label says that the cache was detached before everything is in the log.
+    /// The label says "detached" before all keys are in the log.
     DetachedSaidEarly,
-    /// Shared memory hears of the log's new end only once that is there.
+    /// Shared memory records the log's new end only after the append.
     EndUnannounced,
-    /// Write-back merges across flushes, and the label does not say so.
+    /// Write-back merges across flushes, and the label does not record it.
     TornOriginUnlabelled,
     /// The label is not stored.
     LabelUnwritten,
-    /// A key of the main part is logged again although the index has something newer.
+    /// A key of the main part is logged again although the index has a newer place.
     KeptUnchecked,
-    /// What collection drops is taken out of the index although that has something newer.
+    /// Data that collection drops is removed from the index although the index has a newer place.
     DroppedUnchecked,
-    /// A place that two keys may name is taken for that of the passed one.
+    /// A place that two keys may name counts as the place of the passed key.
     SharedPlaceTrusted,
     /// A key that is logged again takes no reference: its segment is reused.
     KeptUnreferenced,
     /// The superblock of a format comes first.
     SuperblockFirst,
-    /// What is replayed late covers what was written since.
+    /// A late replay covers data that was written since.
     ReplayCoversNewer,
     /// Segments are reused before the keys that name them are replayed.
     CollectedBeforeReplayed,
     /// A FUA write across regions closes the key set of the last one only.
     FuaOfLastRegion,
-    /// What was logged for want of room or for its age gets no mark when a client flushes.
+    /// Keys that were logged for lack of space or for their age get no mark when a client flushes.
     LoggedUnmarked,
     }
 
-    /// What only a client shows that changes its memory while it is copied, cuts it short, or takes
-    /// no data.
+    /// Bugs that show only if a client changes its memory during a copy, cuts it short, or takes no
+    /// data.
     PCACHE_SOURCES {
-    /// What is remembered of the data is of a second reading.
+    /// The stored fingerprint of the data is taken from a second read.
     LookedAtTwice,
-    /// Data with checksums is copied only once too; they are of a second reading.
+    /// Data with checksums is also copied only once; the checksums are taken from a second read.
     SummedTwice,
     /// A key is made for data of which a part was cut off.
     CutOffKept,
-    /// A read is done although where its data should go has not taken it.
+    /// A read succeeds although the target of the copy has refused the data.
     RefusalIgnored,
     }
 
     /// What only threads that run into each other show.
     PCACHE_RACES {
-    /// A reader does not look at the generation again after its copy.
+    /// A reader does not check the generation again after its copy.
     HitNotRechecked,
-    /// A reader believes the row that the entry named before the side table was locked.
+    /// A reader trusts the row that the entry named before the side table was locked.
     RowBelieved,
-    /// A reader does not look whether its region still has the array that the entry stood in.
+    /// A reader does not check whether its region still has the array of the entry.
     FormNotRechecked,
     /// A segment is free before its raised generation can be seen.
     FreeBeforeRaised,
-    /// A head's place can be seen before its segment has the references of the keys to come.
+    /// A head's place is visible before its segment has the references of the keys to come.
     ReferencesLate,
     /// Space is taken with a load and a store.
     SpaceTakenTwice,
@@ -137,52 +137,51 @@ list_mutants! {
     ReserveTaken,
     /// The count of used segments changes outside the allocator's lock.
     UsedUnlocked,
-    /// What is released while the collector takes the list is not announced.
+    /// A segment that is released while the collector takes the list is not announced.
     ReleasedForgotten,
-    /// A key of the zero extent gets its reference after the extent's lock is let go.
+    /// A key of the zero extent gets its reference after the extent's lock is released.
     ZeroReferenceLate,
     /// The checksums of a segment are forgotten when others may use it already.
     CrcsForgottenLate,
     /// The index changes before the stripe's lock is taken.
     IndexBeforeLock,
-    /// The key joins the open set after the stripe's lock is let go.
+    /// The key joins the open set after the stripe's lock is released.
     KeyAfterUnlock,
     /// Dirty bytes are counted after the stripe's lock is let go.
     DirtyCountedLate,
-    /// A flush lets go of the stripes between collecting the keys and emptying their sets.
+    /// A flush releases the stripes between collecting the keys and emptying their sets.
     SetClearedUnlocked,
-    /// The log's head can be seen before what stands there is stored.
+    /// The log's head is visible before the record is stored.
     HeadSeenEarly,
-    /// dirty_tail goes to where the log's head is by now, not to the end of the batch.
+    /// dirty_tail moves to the log's present head, not to the end of the batch.
     TailJumpsToHead,
-    /// A gap is registered as a fill without a look whether it still is one.
+    /// A gap is registered as a fill without a check whether it still is a gap.
     GapNotRechecked,
     /// Damaged data is quarantined when collection may have dropped it already.
     QuarantineLate,
-    /// A tick looks whether it may work before it has the background's lock.
+    /// A tick checks whether it may work before it has the background's lock.
     SuspendSeenEarly,
-    /// What was replayed late joins the index without the stripe's lock.
+    /// A late replay joins the index without the stripe's lock.
     JoinedUnlocked,
-    /// A key can be seen before its data, which was moved, has left the CPU.
+    /// The key of moved data is visible before the data has left the CPU.
     MoveUndrained,
-    /// A write does its piece of collection beside the background's, without the lock.
+    /// A write does its piece of collection without the lock, at the same time as the background.
     PieceUnlocked,
     }
 
-    /// pcache: what only memory shows that reorders what the code does not order.
+    /// pcache: bugs that show only with memory that reorders unordered accesses.
     PCACHE_ORDERINGS {
-    /// A reader's copy may move after its second look at the generation.
+    /// A reader's copy may move after its second check of the generation.
     HitUnfenced,
     /// A writer's stores may move before the reuse of its segment.
     SpaceUnfenced,
-    /// An entry of the index can be seen before the data that it names.
+    /// An entry of the index is visible before the data that it names.
     EntryRelaxed,
-    /// An entry can be seen in an array before the region that had the array is seen to have let
-    /// go.
+    /// An entry is visible in an array before the new form of the array's earlier region.
     ArrayRelaxed,
-    /// An array is cleared before the region that had it is seen to have let go.
+    /// The cleared array is visible before the new form of its earlier region.
     ClearedRelaxed,
-    /// A head's place can be seen before what was done to its segment.
+    /// A head's place is visible before the changes of its segment.
     HeadRelaxed,
     }
 }

@@ -1,36 +1,38 @@
-//! Opening a cache: makes sure that the device holds one that fits the table, reads it, and puts
-//! the parts together: from what the attach found to a running target.
+//! Opening a cache: ensures that the device holds one that fits the table, reads it, and turns the
+//! findings of the attach into a running target.
 
 use zerocopy::IntoBytes;
 
-use crate::attaching::AttachProgress;
-use crate::disk::{Disk, DiskLimits};
+use crate::base::attaching::AttachProgress;
+use crate::common::contents::NOT_BY_FORCE;
+use crate::common::per_port::PerPort;
+use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
-use crate::per_port::PerPort;
+use crate::pcache::slots::SlotState;
 use crate::pmem::Pmem;
 use crate::probe;
-use crate::shm::{Keeper, SharedWords};
-use crate::slots::SlotState;
+use crate::shm::{SharedStore, SharedWords};
 use crate::sync::Arc;
 use crate::units::{BLOCK, human_bytes, human_pair};
 
 use super::args::TableArgs;
 use super::attach::{
-    self, Left, Reading, ReplayPace, Replayed, Sharing, Structures, check_size, has_data_crc,
-    keys_left, log_taken_up, survey, take_up,
+    self, Left, Reading, ReplayPace, Replayed, Sharing, Structures, check_size, keys_left,
+    log_taken_up, survey, take_up,
 };
 use super::background::Background;
+use super::backing::Backing;
 use super::counters::Counters;
 use super::format::{Content, content, format, is_blank};
 use super::gc::{Collector, Gc};
-use super::identity::Identity;
+use super::identity::{Identity, check_binding};
 use super::index::{FLAT_FROM, Index};
 use super::inspect;
 use super::keylog::KeyLog;
 use super::label::Label;
 use super::layout::{CacheInfo, Geometry, Key, Position};
-use super::media::Media;
+use super::media::{Media, cut_short};
 use super::memory::{self, Memory};
 use super::openset::{self, OpenSets};
 use super::quarantine::Quarantine;
@@ -85,13 +87,13 @@ impl Pcache {
         len_bytes: u64,
         cache: Arc<dyn Pmem>,
         backing: Arc<dyn Disk>,
-        memory: impl Into<Keeper>,
+        memory: impl Into<SharedStore>,
         options: &OpenOptions,
     ) -> Result<Pcache> {
         assert!((1..=STRIPES_MAX).contains(&options.stripes));
         let geometry = options.geometry;
         let media = Media { pmem: cache, geometry, shared: None };
-        let keeper = memory.into();
+        let shared_store = memory.into();
         let limits = backing.limits().clone();
         if limits.size_bytes > BACKING_BYTES_MAX {
             let (found, most) = human_pair(limits.size_bytes, BACKING_BYTES_MAX);
@@ -112,34 +114,46 @@ impl Pcache {
                 ),
             ));
         }
-        prepare_media(&media, &backing, &args, options, &keeper)?;
-        let opening = Opening { args, media, backing, keeper, options };
-        match opening.attach(None)? {
-            Attached::Open(pcache) => Ok(*pcache),
-            Attached::OtherMemory(note) => match opening.attach(Some(note))? {
-                Attached::Open(pcache) => Ok(*pcache),
-                Attached::OtherMemory(_) => unreachable!("new memory is of nobody else"),
-            },
+        prepare_media(&media, &backing, &args, options, &shared_store)?;
+        let opening = Opening { args, media, backing, shared_store, options };
+        let note = match opening.attach(None)? {
+            Attached::Open(pcache) => return pcache.with_room(),
+            Attached::OtherMemory(note) => note,
+            Attached::Stale(note) => {
+                format(&opening.media, opening.args.has_data_crc)?;
+                note
+            }
+        };
+        match opening.attach(Some(note))? {
+            Attached::Open(pcache) => pcache.with_room(),
+            Attached::OtherMemory(_) => unreachable!("new memory has one owner"),
+            Attached::Stale(_) => unreachable!("without a stamp, stale data is not noticed"),
         }
+    }
+
+    /// All stored data is known to exist, so holes may be filled now.
+    fn with_room(self) -> Result<Pcache> {
+        self.media.pmem.reserve()?;
+        Ok(self)
     }
 }
 
-/// Makes sure that the device holds a pcache: formats it where that can do no harm.
+/// Ensures that the device holds a pcache: formats it if that can do no harm.
 fn prepare_media(
     media: &Media,
     backing: &Arc<dyn Disk>,
     args: &TableArgs,
     options: &OpenOptions,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
 ) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
-        let cut = attach::cut_short(media);
+        let cut = cut_short(media);
         let (len, needed) = human_pair(len, media.geometry.device_bytes_min);
         return Err(Error::new(
             Kind::NoSpace,
             format!(
-                "pcache: cache device {} has {len}, but at least {needed} is needed{cut}",
+                "pcache: cache device {} has {len}, but needs at least {needed}{cut}",
                 media.name()
             ),
         ));
@@ -148,27 +162,25 @@ fn prepare_media(
     // Before anything is written, by force or not.
     Label::refuse_newer(media)?;
     let unseen = match options.force_format {
-        true => memory::unseen(media, keeper, args)?,
+        true => memory::unseen(media, shared_store, args)?,
         false => None,
     };
     match content(media)? {
-        Content::CutFormat => format(media, args.has_data_crc),
-        Content::Other if options.force_format => format(media, args.has_data_crc),
-        Content::Other => {
-            refuse_contents(media, backing)?;
-            format(media, args.has_data_crc)
-        }
-        Content::Pcache if options.force_format => format_again(media, args),
+        Content::CutFormat => {}
+        Content::Other if options.force_format => {}
+        Content::Other => refuse_contents(media, backing)?,
+        Content::Pcache if options.force_format => refuse_dirty(media)?,
         // No attach since the format; whether all of that format is durable is unknown.
-        Content::Pcache if is_untouched(media) => format(media, args.has_data_crc),
-        Content::Pcache => Ok(()),
-    }?;
+        Content::Pcache if is_untouched(media) => {}
+        Content::Pcache => return Ok(()),
+    }
+    options.progress.note_format();
+    format(media, args.has_data_crc)?;
     unseen.iter().for_each(SharedWords::remove);
     Ok(())
 }
 
-/// Whether a format was the last that happened to the cache: a kernel that attaches stores a newer
-/// cache_info.
+/// Whether no attach has followed the format: a kernel that attaches stores a newer cache_info.
 fn is_untouched(media: &Media) -> bool {
     let is_of_format = Label::load(media).is_some_and(|(label, _)| label.is_of_format());
     is_of_format
@@ -182,7 +194,9 @@ fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
     let origin = probe::disk(backing, 0);
     let order = "pcache CACHE-DEVICE BACKING-DEVICE";
     let names = (&*backing.limits().name, order);
-    match probe::objection(&found, is_blank(media)?, &origin, names) {
+    let objection = probe::objection(&found, is_blank(media)?, &origin, names);
+    let behind = || probe::data_on_pmem(&*media.pmem, 0).map(probe::data_found);
+    match objection.or_else(behind) {
         None => Ok(()),
         Some(why) => {
             let what = format!("pcache: {} is not a pcache: {why}", media.name());
@@ -191,65 +205,21 @@ fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
     }
 }
 
-/// Formats a cache again, unless dirty data is in it.
-fn format_again(media: &Media, args: &TableArgs) -> Result<()> {
-    if attach::load_info(media).is_err() {
-        // Without it nothing can be found: the user may start over explicitly.
-        return format(media, args.has_data_crc);
-    }
+/// Even by force, dirty data that only this cache has is not discarded.
+fn refuse_dirty(media: &Media) -> Result<()> {
     let report = inspect::inspect(media.pmem.clone(), media.geometry).map_err(|error| {
-        let what = "damaged, and may hold dirty data: erase its first 64 KiB if it may be lost";
-        Error::new(error.kind(), format!("pcache: {error}; {what}"))
+        let what = "it is damaged, and may hold dirty data";
+        Error::new(error.kind(), format!("pcache: {error}; {what}; {NOT_BY_FORCE}"))
     })?;
-    if report.dirty_bytes > 0 {
-        return Err(Error::new(
-            Kind::Refused,
-            format!(
-                "pcache: {} holds {} of dirty data that no other device has: write it back with \
-                 `udm recover`, or erase its first 64 KiB if it may be lost",
-                media.name(),
-                human_bytes(report.dirty_bytes)
-            ),
-        ));
+    if report.dirty_bytes == 0 {
+        return Ok(());
     }
-    format(media, args.has_data_crc)
-}
-
-/// Checks that table, cache and backing device belong together.
-pub(super) fn check_binding(
-    media: &Media,
-    found: &Structures,
-    args: &TableArgs,
-    limits: &DiskLimits,
-) -> Result<()> {
-    let stored = has_data_crc(&found.info.record);
-    if args.has_data_crc != stored {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "pcache: {}: invalid option for data_crc: the cache was formatted with data_crc \
-                 {stored}, the table says {}",
-                media.name(),
-                args.has_data_crc
-            ),
-        ));
-    }
-    let Some((label, _)) = &found.label else { return Ok(()) };
-    if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
-        let (known, found) = human_pair(label.backing_bytes, limits.size_bytes);
-        return Err(Error::new(
-            Kind::Refused,
-            format!(
-                "pcache: {} caches another backing device ({}, {known}), not {} ({}, {found}); if \
-                 it is the same data in a new place, add `rebind true` to the table",
-                media.name(),
-                label.identity,
-                limits.name,
-                limits.identity
-            ),
-        ));
-    }
-    Ok(())
+    let what = format!(
+        "pcache: {} holds {} of dirty data, which only the cache has; {NOT_BY_FORCE}",
+        media.name(),
+        human_bytes(report.dirty_bytes)
+    );
+    Err(Error::new(Kind::Refused, what))
 }
 
 /// A cache that is being opened.
@@ -257,25 +227,26 @@ struct Opening<'a> {
     args: TableArgs,
     media: Media,
     backing: Arc<dyn Disk>,
-    keeper: Keeper,
+    shared_store: SharedStore,
     options: &'a OpenOptions,
 }
 
 /// The result of an opening.
 enum Attached {
     Open(Box<Pcache>),
-    /// The memory that was found is not this medium's, and the user accepts what is lost; a note
-    /// says what that is.
+    /// The memory belongs to another medium, and the user accepts the loss, which a note describes.
     OtherMemory(String),
+    /// All cached data is clean, and older than the backing device; a note gives the reason.
+    Stale(String),
 }
 
 impl Opening<'_> {
-    /// Reads the cache, and attaches. `forgotten`: ignore the memory that is there, and why.
+    /// Reads the cache, and attaches. `forgotten`: ignore the existing memory, with the reason.
     fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
         let Opening { args, options, .. } = self;
         let limits = self.backing.limits();
-        let keeper = self.keeper.clone();
-        let memory = Memory::of(&self.media, keeper, args, options, forgotten.is_some())?;
+        let shared_store = self.shared_store.clone();
+        let memory = Memory::of(&self.media, shared_store, args, options, forgotten.is_some())?;
         let media = Media { shared: Some(memory.words()), ..self.media.clone() };
         let mut found = attach::load_structures(&media)?;
         // A refused medium is not touched.
@@ -285,39 +256,45 @@ impl Opening<'_> {
             media.rewrite()?;
             found = attach::load_structures(&media)?;
         }
+        let backing = Backing::of(&self.backing, &found);
         let reading = Reading {
             backing_bytes: limits.size_bytes,
             log_damage: args.log_damage,
             at_once_max: options.replay.at_once_max,
+            drops_clean: backing.drops_clean,
             sharing: Sharing::among(options.threads),
             new_index: &|| Index::with_flats(limits.size_bytes, options.flat_from),
             progress: &options.progress,
         };
         let mut replayed = survey(&media, &found, &reading)?;
+        if let Some(note) = backing.judge(args, &found, &mut replayed)? {
+            return Ok(Attached::Stale(note));
+        }
         if replayed.counts.keys <= options.replay.at_once_max {
             replayed.finish(&media, &found.segments)?;
         }
         if is_rewritten {
-            let note = "a flush of the cache device had failed: all it holds was stored again";
+            let note = "a flush of the cache device had failed: udm stored all its data again";
             replayed.notes.push(note.to_string());
         }
         replayed.notes.extend(memory.notes.iter().cloned().chain(forgotten));
-        self.assemble(media, memory, found, replayed)
+        self.assemble(media, memory, found, replayed, backing.drops_clean)
     }
 
-    /// Turns what was found into a running cache: takes up the keys that a dead server left in
-    /// memory, and names this attach on the label. memory.rs says why in this order.
+    /// Turns the findings into a running cache: takes up the keys that a dead server left in
+    /// memory, and names this attach on the label. memory.rs gives the reasons for this order.
     fn assemble(
         &self,
         media: Media,
         mut memory: Memory,
         found: Structures,
         mut replayed: Replayed,
+        is_stale: bool,
     ) -> Result<Attached> {
         let (args, options) = (self.args.clone(), self.options);
         let backing = Arc::clone(&self.backing);
         let info = found.info.record;
-        // First of all: it may refuse, and a refused medium is not touched.
+        // First of all: this may refuse, and a refused medium is not touched.
         let left = memory.left()?;
         let left = match keys_left(&media, &found, &mut replayed, left, &args)? {
             Left::Keys(keys) => keys,
@@ -325,8 +302,15 @@ impl Opening<'_> {
         };
         let marks_from = first_mark(&found, &replayed, &info);
         memory.name(options.stripes, &info, replayed.head)?;
-        let (label, slot) =
-            name_attach(&media, &backing, &memory, options, &found, &replayed, marks_from)?;
+        let (label, slot) = name_attach(
+            &media,
+            &backing,
+            &memory,
+            options,
+            &found,
+            &replayed,
+            (marks_from, is_stale),
+        )?;
         let (log, open) = self.take_over(&media, &memory, &found, &mut replayed, &left)?;
         let segments = Arc::clone(&found.segments);
         // A kernel would mis-count keys of reused segments: collection passes them first.
@@ -359,7 +343,7 @@ impl Opening<'_> {
         })))
     }
 
-    /// The log takes up the keys that were left in memory, which belongs to this attach alone then.
+    /// The log takes up the keys that were left in memory, which then belongs to this attach alone.
     fn take_over(
         &self,
         media: &Media,
@@ -384,7 +368,7 @@ impl Opening<'_> {
     }
 }
 
-/// The log as it was found, with its tails where the attach wants them.
+/// The log in the state that was found, with the tails that the attach chose.
 fn log_found(media: &Media, found: &Structures, replayed: &mut Replayed) -> Result<KeyLog> {
     let segments = Arc::clone(&found.segments);
     let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
@@ -407,7 +391,7 @@ fn name_attach(
     options: &OpenOptions,
     found: &Structures,
     replayed: &Replayed,
-    marks_from: Option<Position>,
+    (marks_from, is_stale): (Option<Position>, bool),
 ) -> Result<(Label, SlotState)> {
     let limits = backing.limits();
     let mut label = Label {
@@ -419,9 +403,11 @@ fn name_attach(
         bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
         torn_until: replayed.torn_until,
         served: memory.serving(),
+        stamp: None,
+        is_stale,
     };
     label.info.copy_from_slice(found.info.record.as_bytes());
-    // Also next to a label that a format left, which has no other effect.
+    // A format may have left a label in the other slot. That label is ignored.
     let mut slot = Label::load(media).map_or(SlotState::unwritten(0), |(_, slot)| slot);
     if mutants::is(Mutant::LabelUnwritten) {
         return Ok((label, slot));
@@ -432,13 +418,14 @@ fn name_attach(
     Ok((label, slot))
 }
 
-/// From where on the log surely has flush marks; `None`: from dirty_tail on.
+/// The position from which the log surely has flush marks; `None`: from dirty_tail on.
 fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Option<Position> {
     let was_ours = found.label.as_ref().is_some_and(|(label, _)| {
         label.info == *info.as_bytes() || mutants::is(Mutant::MarksOnKernelLog)
     });
     match &found.label {
-        // Only we have written since, and the place where we began is before dirty_tail.
+        // Only this server's version has written since, and the start of its marks is before
+        // dirty_tail.
         Some(_) if was_ours && !replayed.has_met_marks => None,
         Some((label, _)) if was_ours => Some(label.marks_from),
         _ => Some(replayed.head),

@@ -18,16 +18,16 @@
 //!                                  8 ..    keys of 5 words
 //! ```
 //!
-//! A key's words are stored before the count that covers them, and the kernel keeps every store
-//! of a killed process, so a count never covers half a key.
+//! A key's words are stored before the count that covers them, and the kernel keeps every store of
+//! a killed process, so a count never covers half a key.
 //!
-//! The half word that a key does not use holds a sample of its data: some words of it, mixed. If
-//! the medium was replaced by an older copy of itself, the samples show that the data of keys is
-//! missing, as the log's end shows that keys are. It is only a sample: an older copy that differs
-//! in none of the sampled words is not recognised.
+//! The half word that a key does not use holds a fingerprint of its data: some words of it, mixed.
+//! If the medium was replaced by an older copy of itself, the fingerprints show that the data of
+//! keys is missing, as the log's end shows that keys are missing. An older copy that differs in
+//! none of the sampled words is not recognised.
 
+use crate::base::prefetch::prefetch;
 use crate::mutants::{self, Mutant};
-use crate::near::bring_near;
 use crate::shm::{Header, Heading, SharedWords};
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
@@ -43,10 +43,10 @@ const MAGIC: u64 = 0x7564_6D6F_7065_6E31; // "udmopen1"
 const VERSION: u64 = 2;
 const HEADER_WORDS: usize = 16;
 const KEY_WORDS: usize = 5;
-/// The sample is in a key's last word, in the half that the medium's format leaves at zero. (On a
-/// host of the other byte order that is the lower half.)
+/// The fingerprint is in a key's last word, in the half that the medium's format leaves at zero.
+/// (On a host of the other byte order that is the lower half.)
 const LOOK_WORD: usize = KEY_WORDS - 1;
-const LOOK_SHIFT: u32 = if cfg!(target_endian = "little") { 32 } else { 0 };
+const FINGERPRINT_SHIFT: u32 = if cfg!(target_endian = "little") { 32 } else { 0 };
 const STRIPE_HEADER_WORDS: usize = 8;
 const STRIPE_WORDS: usize = STRIPE_HEADER_WORDS + KEYS_MAX * KEY_WORDS;
 /// Most stripes that a header may claim.
@@ -81,15 +81,16 @@ pub struct OpenSets {
     stripes: usize,
 }
 
-/// What a dead server left, and whose it is.
+/// The keys that a dead server left, and the owner of its memory.
 #[derive(Debug)]
 pub struct LeftBehind {
     /// cache_info as that server stored it last, and as it was about to store it.
     info: CacheInfo,
     info_next: CacheInfo,
-    /// Keys that were not logged, with samples of their data; 0: unknown.
+    /// Keys that were not logged, with fingerprints of their data; 0: unknown.
     pub keys: Vec<(Key, u32)>,
-    /// The log's end as that server knew it, and as it was about to be; `None` for an older udm.
+    /// The log's end that the server knew, and the end of the append in progress; `None` for an
+    /// older udm.
     pub ends: Option<[LogEnd; 2]>,
 }
 
@@ -102,16 +103,18 @@ pub struct LogEnd {
     pub last: LastSet,
 }
 
-/// A record with keys, which identifies its place in the log: marks and LAST records do not.
+/// The last record with keys, which identifies its position in the log: marks and LAST records do
+/// not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastSet {
-    /// Where it stands.
+    /// The position of the record.
     pub position: Position,
-    /// The lowest bits of its CRC; `None`: nothing was appended since the attach.
+    /// The lowest bits of its CRC; `None`: no record was appended since the attach.
     pub crc: Option<u32>,
 }
 
-/// Bits of a CRC beside a place of the log: 20 for the segment, 21 for the offset in units of 8.
+/// Bits of a CRC next to a position of the log: 20 for the segment, 21 for the offset in units of
+/// 8.
 const CRC_BITS: u32 = 22;
 
 impl LastSet {
@@ -137,7 +140,7 @@ impl LastSet {
 }
 
 impl LeftBehind {
-    /// Whether `info` on the medium is what that server left there.
+    /// Whether `info` on the medium is the record that the server left there.
     pub fn knows(&self, info: &CacheInfo) -> bool {
         [self.info, self.info_next].iter().any(|known| known.as_bytes() == info.as_bytes())
     }
@@ -153,7 +156,7 @@ pub fn words_needed(stripes: usize) -> usize {
     HEADER_WORDS + stripes * STRIPE_WORDS
 }
 
-/// Whether the memory is that of an attach. An error: this udm cannot tell.
+/// Whether the memory belongs to an attach. An error: this udm cannot tell.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     Ok(heading(shared)?.is_some_and(|heading| heading.is_of(attach_id)))
 }
@@ -162,7 +165,7 @@ fn heading(shared: &SharedWords) -> Result<Option<Heading>> {
     HEADER.read(shared, |_, stripes| shared.words().len() >= words_needed(stripes))
 }
 
-/// The next server found the log's end here, at one of those two places.
+/// The next server found the log's end at this one of the two positions.
 pub fn found_end(shared: &SharedWords, position: Position) {
     store_end(shared, WORD_END, LogEnd { position, last: LastSet::default() });
 }
@@ -197,7 +200,7 @@ fn load_end(words: &[SharedWord], at: usize) -> LogEnd {
     LogEnd { position, last: LastSet::unpack(last) }
 }
 
-/// The medium has failed: what was stored since the last sync must not be trusted.
+/// The medium has failed: data stored since the last sync must not be trusted.
 pub fn note_failure(shared: &SharedWords) {
     shared.words()[WORD_FAILED].store(failure(shared), Ordering::SeqCst);
 }
@@ -213,8 +216,8 @@ fn failure(shared: &SharedWords) -> u64 {
 
 impl OpenSets {
     /// Empty sets in `shared`, which is new or whose keys are in the log, bound to this attach of
-    /// this medium. At every moment the memory names its attach, and has no key that is not its
-    /// own: the server may die anywhere in here.
+    /// this medium. At every moment the memory names its attach, and has only its own keys: the
+    /// server may die at any point in here.
     pub fn begin(
         shared: SharedWords,
         stripes: usize,
@@ -224,7 +227,8 @@ impl OpenSets {
     ) -> OpenSets {
         assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
         let words = shared.words();
-        // The old shape's counts first, then those of the new one, whose places may be others.
+        // The counts of the old shape first, then the counts of the new one, whose addresses may
+        // differ.
         let (_, old) = HEADER.shape(&shared);
         for stripe in (0..old.min(STRIPES_MAX)).chain(0..stripes) {
             if let Some(count) = words.get(HEADER_WORDS + stripe * STRIPE_WORDS) {
@@ -242,8 +246,8 @@ impl OpenSets {
         OpenSets { shared, stripes }
     }
 
-    /// What a dead server left in `shared`, in an order that keeps the order of keys of one region.
-    /// `None` if no server has used it; an error if that was one of another version.
+    /// The keys that a dead server left in `shared`, in an order that keeps the order of keys of
+    /// one region. `None` if no server has used it; an error if a server of another version has.
     pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
         let Some(Heading { version, stripes, .. }) = heading(shared)? else {
             return Ok(None);
@@ -264,7 +268,7 @@ impl OpenSets {
         }))
     }
 
-    /// The server ends in order, and the medium says so.
+    /// The server ends in order, and the medium records that.
     pub fn end(&self) {
         self.shared.remove();
     }
@@ -297,16 +301,16 @@ impl OpenSets {
     pub fn touch(&self, stripe: usize) {
         let words = self.stripe(stripe);
         let count = words[0].load(Ordering::Relaxed) as usize % KEYS_MAX;
-        bring_near(&words[STRIPE_HEADER_WORDS + count * KEY_WORDS]);
+        prefetch(&words[STRIPE_HEADER_WORDS + count * KEY_WORDS]);
     }
 
-    /// Appends a key and returns how many there are now. The set must not be full. `look`: as
-    /// [`look_of`] the key's data; 0 where that is in the log already.
+    /// Appends a key and returns the new number of keys. The set must not be full. `look`: the
+    /// [`fingerprint_of`] the key's data; 0 if the data is in the log already.
     pub fn push(&self, stripe: usize, key: &Key, look: u32) -> usize {
         let words = self.stripe(stripe);
         let count = words[0].load(Ordering::Relaxed) as usize;
         let mut key: [u64; KEY_WORDS] = zerocopy::transmute!(*key);
-        key[LOOK_WORD] |= u64::from(look) << LOOK_SHIFT;
+        key[LOOK_WORD] |= u64::from(look) << FINGERPRINT_SHIFT;
         let place = &words[STRIPE_HEADER_WORDS + count * KEY_WORDS..][..KEY_WORDS];
         for (word, value) in place.iter().zip(key) {
             word.store(value, Ordering::Relaxed);
@@ -341,12 +345,12 @@ fn load_words(stripe: &[SharedWord], nth: usize) -> [u64; KEY_WORDS] {
 
 fn load_key(stripe: &[SharedWord], nth: usize) -> Key {
     let mut words = load_words(stripe, nth);
-    words[LOOK_WORD] &= !(u64::from(u32::MAX) << LOOK_SHIFT);
+    words[LOOK_WORD] &= !(u64::from(u32::MAX) << FINGERPRINT_SHIFT);
     zerocopy::transmute!(words)
 }
 
 fn load_look(stripe: &[SharedWord], nth: usize) -> u32 {
-    (load_words(stripe, nth)[LOOK_WORD] >> LOOK_SHIFT) as u32
+    (load_words(stripe, nth)[LOOK_WORD] >> FINGERPRINT_SHIFT) as u32
 }
 
 fn store_info(words: &[SharedWord], at: usize, info: &CacheInfo) {

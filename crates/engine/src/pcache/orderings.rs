@@ -1,18 +1,17 @@
 //! Models for `crate::orderings`: the real index and the real segments, with two or three threads
-//! that do one thing each. Data is copied by loads and stores without any order, as it is in the
+//! that do one action each. Data is copied by loads and stores without any order, as in the
 //! product.
 
 use loom::thread;
 
-use super::attach::SegmentOnMedia;
 use super::index::{Index, Place};
 use super::layout::{Geometry, REGION_BYTES, SEGMENT_META_BYTES, SEGMENTS_AT};
 use super::media::Media;
 use super::retention::Class;
-use super::segment::{Segments, Space};
+use super::segment::{SegmentOnMedia, Segments, Space};
 use crate::error::Status;
+use crate::pcache::slots::SlotState;
 use crate::pmem::{Medium, Persistence, Pmem};
-use crate::slots::SlotState;
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{BLOCK, SECTOR};
@@ -24,8 +23,8 @@ const COUNT: u32 = 4;
 const OLD: u64 = 1;
 const NEW: u64 = 2;
 
-/// The first word of each segment's data; nothing else is ever looked at. A fence of persistent
-/// memory orders nothing here: the code must not rely on one.
+/// The first word of each segment's data; the models use no other word. A fence of persistent
+/// memory does nothing here: the code must not rely on one.
 #[derive(Debug)]
 struct Words {
     medium: Medium,
@@ -109,7 +108,7 @@ impl Cache {
         self.index.set(block * BLOCK, u64::from(space.len), Some(place));
     }
 
-    /// Reads a block as a read does: a miss, or what was found.
+    /// Reads a block as a read does. Returns the value, or `None` for a miss.
     fn read(&self, block: u64) -> Option<u64> {
         let is_live = |place: Place| place.is_of(self.segments.generation(place.segment));
         let place = self.index.lookup(block * BLOCK, block * BLOCK + SECTOR, is_live).place?;
@@ -119,7 +118,7 @@ impl Cache {
     }
 }
 
-/// A reader looks at a block while its segment is released, collected and taken again.
+/// A reader reads a block while its segment is released, collected and taken again.
 fn reuse() {
     let cache = Cache::new();
     let old = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
@@ -140,7 +139,7 @@ fn reuse() {
 /// A reader looks at a block that is just being written.
 fn publish() {
     let cache = Cache::new();
-    // The region's entries must be there: loom does not see how they come to be.
+    // The region's entries must exist: loom does not see their creation.
     cache.index.set(BLOCK, BLOCK, Some(Place::new(3, 0, 7)));
     let space = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
     let reader = cache.clone();
@@ -165,7 +164,7 @@ fn share() {
     }
 }
 
-/// A reader looks at a block of a region that loses its array to another one.
+/// A reader reads a block of a region whose array moves to another region.
 fn moves() {
     let index = Arc::new(Index::with_flats(2 * REGION_BYTES, 4));
     let place = |segment| Some(Place::new(segment, 0, 7));

@@ -1,45 +1,39 @@
-//! When write-back works, and how hard.
+//! The pace of write-back: when it works, and how hard.
 //!
 //! Data that is overwritten before it is written back need not be written at all, and clients need
-//! the processor and the backing device themselves. So dirty data waits, until
+//! the processor and the backing device themselves. So dirty data waits until one of these holds:
 //!
-//! 1. space is short and nothing clean is left to be collected, or everything is to be drained:
-//!    then write-back never rests;
-//! 2. clients have made no request for a moment;
-//! 3. too much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that
+//! 1. Space is short and all data left to collect is dirty, or a drain was requested: then
+//!    write-back never rests.
+//! 2. Clients have made no request for a moment.
+//! 3. Too much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that
 //!    keeps hot data), or data has been dirty for too long (`max_age`), or too much hot data is
-//!    kept after dirty keys, where it cannot make room (pressure.rs): then write-back takes a share
-//!    of the time, and rests between its batches for the sake of clients. The share grows with the
-//!    dirty data beyond the mark and with its age, up to all of the time halfway from the mark to a
-//!    full cache, and at twice the age. So under any load dirty data gets no older than the backing
-//!    device allows.
+//!    kept after dirty keys, where its space cannot be freed (pressure.rs). Then write-back takes a
+//!    share of the time, and rests between its batches for the sake of clients. The share grows
+//!    with the dirty data beyond the mark and with its age. It reaches all of the time halfway from
+//!    the mark to a full cache, and at twice the age. So under any load dirty data gets no older
+//!    than the backing device allows.
 
 use std::collections::VecDeque;
 
-use crate::target::Port;
 use crate::units::{MIB, Nanos, SECOND};
 
 use super::Pcache;
-use super::background::Work;
 use super::writeback::BATCH_BYTES_MAX;
 
-/// Dirty data waits this long, in milliseconds, unless the table says otherwise.
-pub(super) const MAX_AGE_MS: u32 = 10_000;
-/// This many percent of the cache's room may be dirty before write-back begins, unless the table
-/// says otherwise.
-pub(super) const HIGH_WATERMARK: u32 = 40;
 /// After this long without requests, write-back does not disturb clients.
 const IDLE_AFTER: Nanos = SECOND;
-/// Data that came within this part (1 / n) of the age counts as of one age.
+/// Data that became dirty within this part (1 / n) of the age counts as of one age.
 const AGE_STEPS: u64 = 8;
-/// Ages that are kept apart; there are more only when the backing device cannot keep up.
+/// Ages that are recorded separately; there are more only when the backing device cannot keep up.
 const AGES_MAX: usize = 32;
-/// Of 100 parts of the time, what write-back takes at least when it works.
+/// The least share of the time that write-back takes when it works, in percent.
 const SHARE_MIN: u64 = 25;
 const SHARE_ALL: u64 = 100;
-/// Of the data that may be kept after dirty keys, this many percent are no reason to hurry.
+/// If the data kept after dirty keys is at most this percentage of its maximum, write-back need not
+/// hurry.
 const KEPT_BEHIND_MARK: u64 = 25;
-/// From this many percent on, a full cache lets only a part (1 / n) of the mark wait: data that is
+/// From this percentage on, a full cache lets only a part (1 / n) of the mark wait: data that is
 /// read again is worth more than writes that are saved. Measured with the trace cloudPhysicsIO: a
 /// cache of 40 % of its blocks answers 38.0 % of the references instead of 35.7 %.
 const KEPT_MARK: u64 = 10;
@@ -48,8 +42,8 @@ const MARK_SHARE: u64 = 4;
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
 const GENTLE_BYTES: u64 = 8 * MIB;
-/// For this long after writes had to wait for write-back, and for nothing else, the backing device
-/// counts as limiting the rate: then writers share the room.
+/// For this long after writes had to wait for write-back alone, the backing device counts as the
+/// limit of the rate: then writers share the free space.
 const STARVED_FOR: Nanos = SECOND;
 
 /// Dirty data that came at about the same time.
@@ -57,14 +51,14 @@ const STARVED_FOR: Nanos = SECOND;
 struct Age {
     /// When the first of it was seen.
     since: Nanos,
-    /// How many dirty bytes had come, ever, when the last of it was seen.
+    /// The total of dirty bytes ever stored when the newest of this data was seen.
     came: u64,
 }
 
 /// State of time, clients, and the share that write-back takes.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// What clients had done at the last look, and when that changed last.
+    /// The count of clients' requests at the last check, and the time when it changed last.
     done: u64,
     active_at: Nanos,
     ages: VecDeque<Age>,
@@ -74,9 +68,9 @@ pub(super) struct Pace {
     began: Nanos,
     /// A batch ended since the last tick.
     has_ended: bool,
-    /// Collection has found all that it may pass, and space is still short.
+    /// Collection has found all data that it may pass, and space is still short.
     is_pressed: bool,
-    /// When writes were last seen to wait although collection had done all that it can.
+    /// When writes were last seen to wait although collection had done all that it could.
     starved_at: Option<Nanos>,
     rests_until: Nanos,
 }
@@ -87,7 +81,7 @@ impl Pace {
         self.share == SHARE_ALL
     }
 
-    /// Of 100 parts of the time, the part that write-back takes; 0: dirty data waits.
+    /// The share of the time that write-back takes, in percent; 0: dirty data waits.
     pub(super) fn share(&self) -> u64 {
         self.share
     }
@@ -105,6 +99,16 @@ impl Pace {
     /// Bytes that a batch may write.
     pub(super) fn batch_bytes(&self) -> u64 {
         if self.is_full() { BATCH_BYTES_MAX } else { GENTLE_BYTES }
+    }
+
+    /// Whether write-back may begin a batch now.
+    pub(super) fn is_due(&self, now: Nanos) -> bool {
+        self.is_full() || self.share > 0 && now >= self.rests_until
+    }
+
+    /// A batch begins.
+    pub(super) fn batch_begins(&mut self, now: Nanos) {
+        self.began = now;
     }
 
     /// A batch ended. Ticks know the time.
@@ -127,7 +131,7 @@ impl Pace {
         }
     }
 
-    /// `came` dirty bytes have come, `went` of them are written back.
+    /// `came` dirty bytes were stored in all, and `went` of them are written back.
     fn look_at_ages(&mut self, now: Nanos, came: u64, went: u64, max_age: Nanos) {
         while self.ages.front().is_some_and(|age| age.came <= went) {
             self.ages.pop_front();
@@ -178,49 +182,24 @@ impl Pcache {
     }
 
     /// How old dirty data gets before it is written back.
-    fn max_age(&self) -> Nanos {
+    pub(super) fn max_age(&self) -> Nanos {
         u64::from(self.args.max_age_ms) * (SECOND / 1000)
     }
 
     /// Collection has done all it can.
-    pub(super) fn look_at_collection(&self, work: &mut Work) {
-        let Work { now, pace, .. } = work;
+    pub(super) fn look_at_collection(&self, pace: &mut Pace, now: Nanos) {
         pace.is_pressed = self.is_space_short();
         if self.signals.room().is_wanted() && !self.has_room() {
-            pace.starved_at = Some(*now);
+            pace.starved_at = Some(now);
         }
-        let is_limiting = pace.starved_at.is_some_and(|at| *now < at + STARVED_FOR);
+        let is_limiting = pace.starved_at.is_some_and(|at| now < at + STARVED_FOR);
         self.signals.set_origin_limiting(is_limiting);
     }
 
-    /// Starts write-back if it is time.
-    pub(super) fn writeback_if_due(&self, work: &mut Work, port: &mut Port) {
-        self.take_pace(work);
-        let pace = &work.pace;
-        let is_due = pace.is_full() || pace.share > 0 && work.now >= pace.rests_until;
-        if is_due && self.log.dirty_tail() != self.log.head() {
-            let is_new = work.writeback.is_idle();
-            self.writeback_step(work, port);
-            if is_new {
-                work.pace.began = work.now;
-            }
-        }
-    }
-
-    /// When write-back has something to do, if nothing else happens before.
-    pub(super) fn writeback_deadline(&self, work: &Work) -> Option<Nanos> {
-        let Work { writeback, pace, .. } = work;
-        let is_waiting = writeback.is_idle() && !writeback.is_stuck();
-        let has_work = is_waiting && self.log.dirty_tail() != self.log.head();
-        let due = || pace.deadline(self.max_age()).filter(|_| has_work);
-        writeback.deadline().or_else(due)
-    }
-
-    /// Finds out what share of the time write-back takes from now on.
-    fn take_pace(&self, work: &mut Work) {
-        let (now, max_age) = (work.now, self.max_age());
+    /// Determines the share of the time that write-back takes from now on.
+    pub(super) fn take_pace(&self, pace: &mut Pace, now: Nanos) {
+        let max_age = self.max_age();
         let (came, went) = (self.stripes.came_bytes(), self.stripes.cleaned_bytes());
-        let pace = &mut work.pace;
         let misses = self.counters.read_misses.sum();
         pace.look_at_clients(now, came + misses + self.counters.read_hits.sum());
         pace.look_at_ages(now, came, went, max_age);
@@ -230,7 +209,7 @@ impl Pcache {
         pace.share = match is_urgent || is_idle || came <= went {
             true => SHARE_ALL,
             false => {
-                // Collection cannot pass what waits, so it occupies room of hot data.
+                // Collection cannot pass dirty data, so dirty data takes space from hot data.
                 let makes_room_for_hot = self.is_space_short() && self.kept_behind() >= KEPT_MARK;
                 let mark = self.dirty_mark() / if makes_room_for_hot { MARK_SHARE } else { 1 };
                 let of_fill = match self.stripes.dirty_bytes().checked_sub(mark) {
@@ -262,19 +241,20 @@ mod tests {
     #[test]
     fn ages_are_those_of_the_oldest_dirty_data() {
         let mut pace = Pace::default();
-        // A hundred bytes come each second, and none go.
+        // A hundred bytes are stored each second, and none are written back.
         for second in 1..=9 {
             pace.look_at_ages(second * SECOND, second * 100, 0, AGE);
         }
         assert_eq!(pace.share_of_age(10 * SECOND, AGE), 0);
         assert_eq!(pace.share_of_age(11 * SECOND, AGE), SHARE_MIN, "the first are old");
         assert_eq!(pace.share_of_age(21 * SECOND, AGE), SHARE_ALL);
-        // The first five hundred have gone: the oldest is of the sixth second, or just before.
+        // The first five hundred are written back: the oldest is of the sixth second, or just
+        // before.
         pace.look_at_ages(11 * SECOND, 1100, 500, AGE);
         assert_eq!(pace.share_of_age(14 * SECOND, AGE), 0);
         assert!(pace.share_of_age(17 * SECOND, AGE) >= SHARE_MIN);
         pace.look_at_ages(18 * SECOND, 1100, 1100, AGE);
-        assert_eq!(pace.share_of_age(100 * SECOND, AGE), 0, "nothing is dirty");
+        assert_eq!(pace.share_of_age(100 * SECOND, AGE), 0, "all data is clean");
     }
 
     #[test]

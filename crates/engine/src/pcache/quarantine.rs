@@ -1,8 +1,9 @@
-//! Ranges whose dirty data was found damaged. They are not written back, and reads of them fail. A
-//! write heals what it covers: reads find it in the cache, and once it is on the backing device,
-//! durably, its range leaves the list. Not before: a power cut may take the write back, and then
-//! the range is bad still. The list is on the label, so that a restart cannot turn damage into
-//! silent reads of outdated data.
+//! The quarantine: ranges whose dirty data was found damaged. They are not written back, and reads
+//! of them fail. A write heals the ranges that it covers: reads find its data in the cache, and
+//! once the data is durable on the backing device, the range is removed from the list. It is not
+//! removed earlier, because a power failure may undo the write, and then the range is still bad.
+//! The list is on the label, so that a restart cannot turn damage into silent reads of outdated
+//! data.
 
 use crate::error::Status;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ pub(super) struct Quarantine {
 }
 
 impl Quarantine {
-    /// The label's ranges, as far as they are on a backing device of `backing_bytes`.
+    /// The label's ranges, as far as they are within a backing device of `backing_bytes`.
     pub(super) fn new(bad: &[BadRange], backing_bytes: u64) -> Quarantine {
         let ranges: Vec<_> = bad
             .iter()

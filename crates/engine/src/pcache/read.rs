@@ -1,9 +1,10 @@
-//! Reads: hits are copied without a lock, gaps are read from the backing device into private
-//! memory and offered to the cache. Kernel counterpart: `cache_req.c`.
+//! Reads: hits are copied without a lock, gaps are read from the backing device into private memory
+//! and offered to the cache. Kernel counterpart: `cache_req.c`.
 //!
 //! A hit is safe against reuse of its segment because the generation is checked before and after
-//! the copy. A fill is safe against writes that overtake it because the gap is registered, under
-//! the stripe's lock, before the backing device is asked: a write cancels what it overlaps.
+//! the copy. A fill is safe against concurrent writes because the gap is registered, under the
+//! stripe's lock, before the read from the backing device: a write cancels the fills that it
+//! overlaps.
 //!
 //! A miss takes no lock that all threads share: it is kept in the table of its port, and its stripe
 //! is locked twice, if the data is to be cached.
@@ -12,7 +13,7 @@ use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::pmem::sink::Sink;
+use crate::pmem::copy_target::CopyTarget;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
@@ -33,26 +34,89 @@ pub(super) struct Miss {
     status: Result<(), Status>,
 }
 
+/// The destination of a read: the buffer of a bio, or memory that clients use at the same time.
+trait Destination {
+    /// Why the read cannot continue.
+    type Stop;
+
+    /// Copies a piece that the cache has to the bytes from `from` on. `Ok(false)`: look up again.
+    fn load(
+        &mut self,
+        from: usize,
+        piece: &Piece,
+        place: Place,
+        cache: &Pcache,
+    ) -> Result<bool, Self::Stop>;
+
+    /// The cache does not have this piece.
+    fn miss(&mut self, piece: &Piece) -> Result<(), Self::Stop>;
+}
+
+/// The buffer of a bio. Pieces that the cache does not have are noted.
+struct Private<'a> {
+    bytes: &'a mut [u8],
+    gaps: &'a mut Vec<(u64, u64)>,
+}
+
+impl Destination for Private<'_> {
+    type Stop = Status;
+
+    #[inline(always)]
+    fn load(
+        &mut self,
+        from: usize,
+        piece: &Piece,
+        place: Place,
+        cache: &Pcache,
+    ) -> Result<bool, Status> {
+        cache.read_hit(piece, place, &mut self.bytes[from..from + piece.len as usize])
+    }
+
+    fn miss(&mut self, piece: &Piece) -> Result<(), Status> {
+        push_gap(self.gaps, piece.offset, piece.len);
+        Ok(())
+    }
+}
+
+/// A read that cannot be served in place, so that a bio has to do it.
+struct NotInPlace;
+
+impl Destination for CopyTarget<'_> {
+    type Stop = NotInPlace;
+
+    /// Stops if the data cannot be read or its segment was reused, and if the copies would take
+    /// several system calls, which cost more than a bio.
+    #[inline(always)]
+    fn load(
+        &mut self,
+        from: usize,
+        piece: &Piece,
+        place: Place,
+        cache: &Pcache,
+    ) -> Result<bool, NotInPlace> {
+        if self.is_by_call() && piece.len < self.len() as u64 {
+            return Err(NotInPlace);
+        }
+        let into = self.part(from, piece.len as usize);
+        let read = cache.segments.load_shared(place.segment, place.offset, into);
+        let is_read = read.is_ok() || mutants::is(Mutant::RefusalIgnored);
+        let is_still = cache.segments.is_still(place) || mutants::is(Mutant::HitNotRechecked);
+        if is_read && is_still { Ok(true) } else { Err(NotInPlace) }
+    }
+
+    fn miss(&mut self, _: &Piece) -> Result<(), NotInPlace> {
+        Err(NotInPlace)
+    }
+}
+
 impl Pcache {
-    /// Serves immediately what the cache has; asks the backing device for the rest.
+    /// Serves cached data immediately; reads the rest from the backing device.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
+        let (offset, end) = (bio.offset, bio.end());
         let mut gaps = Vec::new();
-        let (mut at, end) = (bio.offset, bio.end());
-        while at < end {
-            let piece = self.index.lookup(at, end, |place| self.is_live(place));
-            let from = (at - bio.offset) as usize;
-            let into = &mut bio.buffer.as_mut_slice()[from..from + piece.len as usize];
-            let read = match piece.place {
-                Some(place) => self.read_hit(&piece, place, into),
-                None => Ok(false),
-            };
-            match read {
-                Ok(true) => self.index.note_use(piece.offset, piece.len),
-                Ok(false) if piece.place.is_some() => continue,
-                Ok(false) => push_gap(&mut gaps, piece.offset, piece.len),
-                Err(status) => return port.finish(bio, Err(status)),
-            }
-            at += piece.len;
+        let mut into = Private { bytes: bio.buffer.as_mut_slice(), gaps: &mut gaps };
+        if let Err(status) = self.read_into(offset, end, &mut into) {
+            return port.finish(bio, Err(status));
         }
         if gaps.is_empty() {
             self.counters.read_hits.raise(port.id);
@@ -62,33 +126,41 @@ impl Pcache {
         self.read_gaps(bio, &gaps, port);
     }
 
-    /// Copies a range that the cache has to where others use it too. False: a part of it is not
-    /// there, cannot be read, or its segment was reused meanwhile; or it takes several calls, which
-    /// cost more than a copy of our own. Never with checksums: what is checked must not change any
-    /// more.
-    pub(super) fn read_hits_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
+    /// Copies a range to memory that clients use at the same time. Returns false if the cache does
+    /// not have all of it, and with checksums: those must be verified in private memory.
+    pub(super) fn read_hits_into(&self, offset: u64, into: CopyTarget<'_>, port: usize) -> bool {
         if self.crcs.is_some() {
             return false;
         }
-        let (mut at, end) = (offset, offset + into.len() as u64);
+        let end = offset + into.len() as u64;
+        let is_read = self.read_into(offset, end, &mut { into }).is_ok();
+        if is_read {
+            self.counters.read_hits.raise(port);
+        }
+        is_read
+    }
+
+    /// Copies the pieces of a range that the cache has.
+    #[inline(always)]
+    fn read_into<D: Destination>(
+        &self,
+        offset: u64,
+        end: u64,
+        into: &mut D,
+    ) -> Result<(), D::Stop> {
+        let mut at = offset;
         while at < end {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
-            let Some(place) = piece.place else { return false };
-            if into.is_by_call() && piece.len < into.len() as u64 {
-                return false;
+            match piece.place {
+                None => into.miss(&piece)?,
+                Some(place) if into.load((at - offset) as usize, &piece, place, self)? => {
+                    self.index.note_use(piece.offset, piece.len);
+                }
+                Some(_) => continue,
             }
-            let into = into.part((at - offset) as usize, piece.len as usize);
-            let read = self.segments.load_shared(place.segment, place.offset, into);
-            let is_read = read.is_ok() || mutants::is(Mutant::RefusalIgnored);
-            let is_still = self.segments.is_still(place) || mutants::is(Mutant::HitNotRechecked);
-            if !is_read || !is_still {
-                return false;
-            }
-            self.index.note_use(piece.offset, piece.len);
             at += piece.len;
         }
-        self.counters.read_hits.raise(port);
-        true
+        Ok(())
     }
 
     /// Whether a place's segment still has its generation.
@@ -98,6 +170,7 @@ impl Pcache {
 
     /// Copies a piece out of the cache. `Ok(false)`: the segment was reused meanwhile, or clean
     /// damaged data was dropped; look up again.
+    #[inline]
     fn read_hit(&self, piece: &Piece, place: Place, into: &mut [u8]) -> Result<bool, Status> {
         let result = self.segments.load(place.segment, place.offset, into);
         let verified = match (&self.crcs, result) {
@@ -117,11 +190,11 @@ impl Pcache {
     /// is dropped. Returns whether that was so.
     fn drop_if_clean(&self, piece: &Piece, place: Place) -> bool {
         self.counters.damaged_reads.fetch_add(1, Ordering::Relaxed);
-        // While it is held, dirty_tail stays where it is and no segment of the log is reused.
+        // While it is held, dirty_tail does not move and no segment of the log is reused.
         let mut work = self.background.lock();
         let stripe = self.stripes.of(piece.offset);
         let _guard = self.stripes.lock(stripe);
-        // What is next to it in another region is another stripe's; the next look finds it.
+        // A neighbour in another region belongs to another stripe; its own lookup finds it.
         let region_end = (piece.offset / REGION_BYTES + 1) * REGION_BYTES;
         let end = region_end.min(piece.offset + piece.len);
         let now = self.index.lookup(piece.offset, end, |place| self.is_live(place));
@@ -189,8 +262,8 @@ impl Pcache {
         }
     }
 
-    /// Registers a gap that is about to be read, if it still is one: since it was seen, a write may
-    /// have come and even been evicted again, but from here on none goes unnoticed.
+    /// Registers a gap that is about to be read, if it still is one. Since the lookup a write may
+    /// have been cached and even evicted again; from here on every write is noticed.
     fn register_fill(&self, gap: Gap) -> bool {
         let mut fills = self.stripes.lock(self.stripes.of(gap.offset));
         let end = gap.offset + gap.len;
@@ -261,8 +334,8 @@ impl Pcache {
         self.look_at_space();
     }
 
-    /// The key of a piece of a fill. With the last one, the fill ends. `false`: the fill was
-    /// overtaken, or there is no room.
+    /// Commits the key of a piece of a fill. The last one ends the fill. Returns false if a write
+    /// cancelled the fill, or all space is used.
     fn commit_fill(&self, gap: Gap, at: u64, space: Space, sums: Sums) -> bool {
         let stripe = self.stripes.of(at);
         let mut fills = self.stripes.lock(stripe);
@@ -273,7 +346,7 @@ impl Pcache {
             return false;
         }
         self.push_clean(stripe, at, space, sums);
-        // The key is in the set; if the set could not be logged, the next append deals with that.
+        // The key is in the set; if the set could not be logged, the next append handles that.
         let _ = self.close_after_push(stripe, Close::No);
         if at + u64::from(space.len) == gap.offset + gap.len {
             fills.remove(gap);
@@ -288,7 +361,7 @@ impl Pcache {
     }
 }
 
-/// Adds a gap in pieces within a region: a fill belongs to one stripe.
+/// Adds a gap in pieces within a region, because a fill belongs to one stripe.
 fn push_gap(gaps: &mut Vec<(u64, u64)>, mut at: u64, len: u64) {
     let end = at + len;
     while at < end {
@@ -299,8 +372,8 @@ fn push_gap(gaps: &mut Vec<(u64, u64)>, mut at: u64, len: u64) {
 }
 
 impl Miss {
-    /// Takes what an I/O has read. The cache has its copy by now, so if that is all that was asked
-    /// for, the bio gets the memory itself.
+    /// Takes the data that an I/O has read. The cache has its copy by now, so if this is the whole
+    /// request, the bio gets the memory itself.
     fn take(&mut self, io: &mut DiskIo) {
         if io.offset == self.bio.offset && io.len == self.bio.len {
             return std::mem::swap(&mut self.bio.buffer, &mut io.buffer);

@@ -1,21 +1,23 @@
-//! Keeping hot data: what happens to clean data when collection passes its key.
+//! Keeping hot data: the treatment of clean data when collection passes its key.
 //!
-//! Data that stays in its place gets its key logged again, CLEAN: the new key takes a reference of
-//! its own before the old one gives its up, so the segment is not reused. Data that moves is copied
-//! to a segment of the main part, and has left the CPU before its key is pushed. Both keys join the
-//! stripe's open set, under the stripe's lock, after a check that the index still names the place:
-//! a newer write of the range can only come after them in the log, and an older one cannot be left.
-//! Nothing is lost with these keys: the backing device has the same data.
+//! If data is kept in its place, its key is logged again, CLEAN: the new key takes its own
+//! reference before the old one gives its reference up, so the segment is not reused. If data is
+//! moved, it is copied to a segment of the main part, and has left the CPU before its key is
+//! pushed. Both kinds of keys join the stripe's open set, under the stripe's lock, after a check
+//! that the index still names the place: a newer write of the range can only follow them in the
+//! log, and an older one cannot be left. Losing these keys loses no data: the backing device has
+//! the same data.
 //!
-//! While writes would wait for room (see pressure.rs) nothing is kept in its place, because that
-//! room could not be freed soon: the hottest data is moved, and the rest is dropped.
+//! While writes would wait for space (see pressure.rs) no data is kept in its place, because its
+//! space could not be freed soon: the hottest data is moved, and the rest is dropped.
 //!
 //! The index has places, not keys. Zeroes are stored once, so an old key of zeroes and a new, dirty
-//! one may name the same place, and the index does not say whose it is: collection leaves it alone,
-//! and the zeroes go with their segment. (Data that was kept has two keys, too; both are CLEAN.)
+//! one may name the same place, and the index does not tell which key set it. Collection does not
+//! touch such a place, and the zeroes are dropped with their segment. (Data that was kept also has
+//! two keys; both are CLEAN.)
 //!
-//! If there is no room for data that is to move, it stays where it is for another lap and loses a
-//! use; so hot data is not dropped because collection began a moment too late.
+//! If data cannot be moved for lack of space, it is kept in its place for another lap and loses
+//! a use; so hot data is not dropped because collection began a moment too late.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
@@ -30,7 +32,7 @@ use super::stripes::{Close, Sums};
 
 /// Most bytes that are moved in one step.
 const MOVE_BYTES: u64 = 64 << 10;
-/// While writes would wait, at most this part (1 / n) of what is passed is moved.
+/// While writes would wait, at most this part (1 / n) of the passed data is moved.
 const MOVED_SHARE: u64 = 8;
 /// And no more than this per slice.
 const MOVED_BYTES_MAX: u64 = 1 << 20;
@@ -41,7 +43,7 @@ pub(super) enum Pass {
     /// Everything is dropped.
     #[default]
     Drop,
-    /// Writes would wait: all is dropped but the hottest, which is moved.
+    /// Writes would wait: all data is dropped except the hottest, which is moved.
     Yield,
     /// Hot data stays.
     Keep,
@@ -59,8 +61,8 @@ pub(super) struct Keeper {
     lap: Option<Lap>,
 }
 
-/// A walk of collection from key_tail to where the log ended when it began: it meets every key
-/// once, and so finds out how much of each segment is current.
+/// A walk of collection from key_tail to the end that the log had when the walk began: it meets
+/// every key once, and so counts the current data of each segment.
 #[derive(Debug)]
 struct Lap {
     until: Position,
@@ -69,7 +71,7 @@ struct Lap {
 }
 
 impl Keeper {
-    /// Begins collection. With `keeps_window`, nothing of the window is dropped.
+    /// Begins collection. With `keeps_window`, no data of the window is dropped.
     pub(super) fn begin(&mut self, keeps_window: bool) {
         self.has_kept = false;
         self.keeps_window = keeps_window;
@@ -85,7 +87,7 @@ impl Keeper {
         self.pass != Pass::Drop
     }
 
-    /// Takes this many bytes of what may be moved, if there are enough.
+    /// Takes this many bytes of the credit for moves, if there are enough.
     fn spend(&mut self, bytes: u64) -> bool {
         let is_enough = self.credit >= bytes;
         self.credit -= if is_enough { bytes } else { 0 };
@@ -98,7 +100,7 @@ impl Keeper {
     }
 }
 
-/// A run of the logical device that the index has where a passed key says.
+/// A run of the logical device for which the index has the place of a passed key.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     offset: u64,
@@ -115,7 +117,7 @@ impl Pcache {
         }
     }
 
-    /// Whether the window has become small because of segments that collection has yet to empty.
+    /// Whether the window is too small because collection has yet to empty some segments.
     pub(super) fn is_window_small(&self) -> bool {
         if !self.collector.retention().fills_cache() || !self.is_space_short() {
             return false;
@@ -142,7 +144,7 @@ impl Pcache {
         });
     }
 
-    /// Condemns this many segments more than the main part's share asks for.
+    /// Condemns this many segments more than the main part's share requires.
     pub(super) fn condemn_more(&self, count: u32) {
         let main = self.segments.condemn(u32::MAX);
         self.segments.condemn(main.saturating_sub(count));
@@ -192,8 +194,9 @@ impl Pcache {
         }
     }
 
-    /// Collection passes a current key while writes would wait. The data goes with its segment, and
-    /// the index needs no change; the hottest data is moved, as far as there is credit.
+    /// Collection passes a current key while writes would wait. The data is dropped with its
+    /// segment, and the index needs no change; the hottest data is moved, as far as there is
+    /// credit.
     fn yield_key(&self, key: &Key, keeper: &mut Keeper) {
         let (offset, len) = (key.off.get(), u64::from(key.len.get()));
         keeper.credit = (keeper.credit + len / MOVED_SHARE).min(MOVED_BYTES_MAX);
@@ -208,7 +211,7 @@ impl Pcache {
             let run = Run { offset: at, len, place };
             at += len;
             match verdict {
-                // A write may wait for this: only what would be moved is looked at.
+                // A write may wait for this, so only data that would be moved is examined.
                 Some(Verdict::Move(uses)) if !self.may_be_anothers(run) && keeper.spend(len) => {
                     keeper.has_kept |= self.rescue(run, uses, &mut keeper.scratch);
                 }
@@ -220,7 +223,7 @@ impl Pcache {
         }
     }
 
-    /// Copies data into the main part, unless a write wants the room. Returns whether it did.
+    /// Copies data into the main part, unless a write wants the space. Returns whether it did.
     fn rescue(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
         let mut done = 0;
         while done < run.len {
@@ -240,7 +243,7 @@ impl Pcache {
         done > 0
     }
 
-    /// The longest run from `at` with one verdict; `None`: the index has something newer.
+    /// The longest run from `at` with one verdict; `None`: the index has a newer place.
     fn judge(
         &self,
         at: u64,
@@ -271,15 +274,15 @@ impl Pcache {
         (len, verdict)
     }
 
-    /// Whether the index may have this place from another key than the one that is passed: a newer
-    /// one, which need not be on the backing device. Zeroes are stored once for many keys, so a
+    /// Whether the index may have this place from another key than the passed one: a newer key,
+    /// whose data need not be on the backing device. Zeroes are stored once for many keys, so a
     /// block that was zeroed, written and zeroed again may have two keys with the same place.
     fn may_be_anothers(&self, run: Run) -> bool {
         if !self.segments.is_shared(run.place.segment) || mutants::is(Mutant::SharedPlaceTrusted) {
             return false;
         }
         let mut sector = [0; SECTOR as usize];
-        // What cannot be read may be zeroes, too.
+        // Unreadable data may also be zeroes.
         (0..run.len).step_by(sector.len()).all(|at| {
             let place = run.place.plus(at);
             let loaded = self.segments.load(place.segment, place.offset, &mut sector);
@@ -287,14 +290,14 @@ impl Pcache {
         })
     }
 
-    /// Whether the index still has the whole run where it was. The stripe is locked.
+    /// Whether the index still has the same places for the whole run. The stripe is locked.
     fn is_current(&self, run: Run) -> bool {
         let piece = self.index.lookup(run.offset, run.offset + run.len, |p| self.is_live(p));
         piece.place == Some(run.place) && piece.len == run.len
     }
 
-    /// Logs the key of data that stays where it is, if there is room in the log. Without a key
-    /// the data goes with its segment.
+    /// Logs the key of data that is kept in its place, if the log has space. Without a key the data
+    /// is dropped with its segment.
     fn keep(&self, run: Run, key: &Key) {
         let is_whole = run.len == u64::from(key.len.get());
         let is_roomy = self.segments.free() > 0 && self.log.has_room();
@@ -332,7 +335,8 @@ impl Pcache {
         self.make_set_room(stripe).is_ok() && self.stripes.open().len(stripe) < KEYS_MAX
     }
 
-    /// Copies data into the main part. Data without room there may stay; damaged data is dropped.
+    /// Copies data into the main part. Data without space there may be kept in its place; damaged
+    /// data is dropped.
     fn move_run(&self, run: Run, uses: u8, key: &Key, scratch: &mut Vec<u8>) {
         let mut done = 0;
         while done < run.len {
@@ -353,7 +357,8 @@ impl Pcache {
         }
     }
 
-    /// Data that should have moved stays where it is. It loses a use, so it is dropped in the end.
+    /// Data that should have moved is kept in its place. It loses a use, so it is dropped in the
+    /// end.
     fn keep_or_forget(&self, run: Run, key: &Key) {
         let uses = self.index.uses(run.offset);
         if uses == 0 {
@@ -364,7 +369,7 @@ impl Pcache {
         self.index.set_uses(run.offset, run.len, uses - 1);
     }
 
-    /// `false`: nothing has changed.
+    /// `false`: no change.
     fn move_piece(&self, run: Run, space: Space, uses: u8, scratch: &mut Vec<u8>) -> bool {
         scratch.resize(run.len as usize, 0);
         let loaded = self.segments.load(run.place.segment, run.place.offset, scratch);

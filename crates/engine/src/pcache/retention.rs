@@ -1,11 +1,13 @@
-//! Which clean data stays when space is short. Pure decisions; gc.rs carries them out.
+//! Retention policies: which clean data is kept when space is short. Pure decisions; gc.rs carries
+//! them out.
 //!
-//! A policy knows three things of a block: how often it was used since it came, which kind of
-//! segment it is in, and, when it comes again, how long ago it was dropped. Segments are of two
-//! kinds: the *window*, where everything comes in and most is dropped again, and the *main* part,
-//! for blocks that were used again. The log names both; when collection passes a key of the main
-//! part, the key is logged again and the data stays in its place, until its segment is *condemned*
-//! because the main part has grown too large: then used data is moved, and the rest is dropped.
+//! A policy knows three facts about a block: how often it was used since it was cached, the kind of
+//! its segment, and, when it is cached again, how long ago it was dropped. Segments are of two
+//! kinds: the *window*, where all data is first cached and most is dropped again, and the *main*
+//! part, for blocks that were used again. The log names both. When collection passes a key of the
+//! main part, the key is logged again and the data is kept in its place, until its segment is
+//! *condemned* because the main part has grown too large: then used data is moved, and the rest is
+//! dropped.
 
 use std::fmt::Debug;
 
@@ -17,7 +19,7 @@ pub const USES_MAX: u8 = 3;
 pub enum RetentionKind {
     /// What came first goes first, as in the kernel.
     Fifo,
-    /// What was used again stays.
+    /// Blocks that were used again are kept.
     #[default]
     Hot,
 }
@@ -32,23 +34,23 @@ impl RetentionKind {
     }
 }
 
-/// What a segment is for.
+/// The use of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// For what comes in.
     Window,
     /// For what was used again.
     Main,
-    /// It was of the main part, and is to be emptied: the main part has grown too large.
+    /// It was in the main part, and is to be emptied: the main part has grown too large.
     Condemned,
-    /// It was of the main part, and is to be emptied: little of it is current.
+    /// It was in the main part, and is to be emptied: little of its data is current.
     Sparse,
 }
 
-/// What is known of a block that comes into the cache.
+/// The history of a block that is being cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Nothing.
+    /// No history.
     Never,
     /// It was dropped; this many blocks were dropped since.
     Dropped(u64),
@@ -74,33 +76,35 @@ pub trait Retention: Debug + Send + Sync {
     /// Its name in a table.
     fn name(&self) -> &'static str;
 
-    /// Whether collection waits until space is short, so that nothing is dropped before.
+    /// Whether collection waits until space is short, so that no data is dropped before.
     fn fills_cache(&self) -> bool;
 
     /// The kind of segment for a block that comes into the cache.
     fn admit(&self, seen: Seen) -> Class;
 
-    /// Whether it still matters that a block was dropped, when this many blocks were dropped since.
+    /// Whether the dropping of a block is still remembered, when this many blocks were dropped
+    /// since.
     fn remembers(&self, ago: u64) -> bool;
 
-    /// What happens to a block that was used `uses` times since it came.
+    /// The verdict on a block that was used `uses` times since it was cached.
     fn judge(&self, class: Class, uses: u8) -> Verdict;
 
-    /// What happens to a block when writes would wait for room, and data kept in its place could
-    /// not be given up before the dirty data in front of its key is written back.
+    /// The verdict on a block when writes would wait for space, and data kept in its place could
+    /// not be dropped before the dirty data before its key is written back.
     fn judge_pressed(&self, class: Class, uses: u8) -> Verdict;
 
-    /// Of a segment of the main part that has fewer percent of current data, the data is moved.
+    /// If a segment of the main part has a smaller percentage of current data, the data is moved.
     fn dense_percent(&self) -> u32;
 
     /// Most segments of the main part, of `usable` for data.
     fn main_max(&self, usable: u32) -> u32;
 
-    /// While the window has no more segments than this, condemned or sparse segments go first.
+    /// While the window has no more segments than this, condemned or sparse segments are collected
+    /// first.
     fn window_min(&self, usable: u32) -> u32;
 }
 
-/// The kernel's policy: no history; everything goes in the order in which it came.
+/// The kernel's policy: no history; data is dropped in the order in which it was cached.
 #[derive(Debug)]
 pub struct Fifo;
 
@@ -142,25 +146,26 @@ impl Retention for Fifo {
     }
 }
 
-/// S3-FIFO on segments of a log: a block stays if it was used twice while it passed the window, or
-/// if it comes again soon after it was dropped. A scan therefore replaces the window only.
+/// S3-FIFO on segments of a log: a block is kept if it was used twice while it passed the window,
+/// or if it is cached again soon after it was dropped. A scan therefore replaces the window only.
 #[derive(Debug)]
 pub struct Hot {
     /// A block is remembered until this many others were dropped after it.
     memory_blocks: u64,
 }
 
-/// The share of the window, in percent of what is usable: a part of it is taken by segments of
-/// the main part that are being emptied.
+/// The share of the window, in percent of the usable segments. Segments of the main part that are
+/// being emptied take some of it.
 const WINDOW_PERCENT: u32 = 18;
-/// Nothing of the window goes while it is smaller and other segments are being emptied.
+/// No data of the window is dropped while it is smaller and other segments are being emptied.
 const WINDOW_MIN_PERCENT: u32 = 10;
 /// Uses in the window that earn a block its place in the main part.
 const USES_TO_STAY: u8 = 2;
-/// For how many drops a block is remembered, in percent of the cache's blocks.
+/// The number of later drops for which a dropped block is remembered, in percent of the cache's
+/// blocks.
 const MEMORY_PERCENT: u64 = 130;
-/// Current data of a segment of the main part stays in its place if it is at least this many
-/// percent of the segment.
+/// Current data of a segment of the main part is kept in its place if it is at least this
+/// percentage of the segment.
 const DENSE_PERCENT: u32 = 90;
 
 impl Hot {
@@ -197,7 +202,7 @@ impl Retention for Hot {
             Class::Sparse => Verdict::Move(uses),
             Class::Window if uses >= USES_TO_STAY => Verdict::Move(0),
             Class::Window => Verdict::Remember,
-            // Each round costs a use, so unused data is dropped in the end.
+            // Each pass costs a use, so unused data is dropped in the end.
             Class::Condemned if uses > 0 => Verdict::Move(uses - 1),
             Class::Condemned => Verdict::Forget,
         }
@@ -258,7 +263,7 @@ mod tests {
         }
         assert_eq!(rounds, USES_MAX);
         assert_eq!(hot.judge(Class::Condemned, uses), Verdict::Forget);
-        // Moved for the sake of room, not by merit: nothing is lost.
+        // Moved to free space, not for its uses: it loses no use.
         assert_eq!(hot.judge(Class::Sparse, 0), Verdict::Move(0));
     }
 

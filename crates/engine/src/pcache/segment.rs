@@ -1,27 +1,26 @@
-//! Segments in memory: their use, their references, and where the next bytes go. Kernel
+//! Segments in memory: their use, their references, and the allocation of space in them. Kernel
 //! counterpart: `cache_segment.c`, `segment.c`.
 //!
 //! A segment is free, a stretch of the log, or holds data. A data segment counts references: one
-//! per key in the log or in an open key set, and as a data head those of all keys to come. It is
-//! released when the count is 0, by the collector only, and in this order:
+//! per key in the log or in an open key set, and, while it is a data head, references for all keys
+//! to come. It is released when the count is 0, by the collector only, and in this order:
 //!
 //! 1. key_tail has durably passed every key that pointed into it (gc.rs does that);
 //! 2. its raised generation is durable;
 //! 3. its raised generation is visible to readers: index entries that point there are dead;
 //! 4. it is free for reuse.
 //!
-//! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing could
-//! be committed, so nothing could be collected, and a full cache would stay full for ever.
+//! Data never takes the last [`LOG_RESERVE`] free segments. Without space for the log no key could
+//! be logged, so no segment could be collected, and a full cache would stay full indefinitely.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::pmem::sink::Sink;
-use crate::slots::SlotState;
+use crate::pcache::slots::SlotState;
+use crate::pmem::copy_target::CopyTarget;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, lock};
 use crate::units::{BLOCK, SECTOR};
 
-use super::attach::SegmentOnMedia;
 use super::index::Place;
 use super::layout::{GENERATION_MAX, Generation, SMALL_STRIDE};
 use super::media::Media;
@@ -32,10 +31,21 @@ mod wrong;
 
 /// Free segments that only the log may take.
 pub const LOG_RESERVE: u32 = 2;
-/// With fewer segments nothing could be written: one holds the log, one is for data.
+/// With fewer segments no write would be possible: one holds the log, one is for data.
 pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
 /// At most this many data heads; each pins a segment until it is full.
 pub const HEADS_MAX: usize = 8;
+
+/// A segment as the attach found it.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentOnMedia {
+    /// Physical number.
+    pub physical: u32,
+    /// Current generation.
+    pub generation: u64,
+    /// Where its record stands.
+    pub slot: SlotState,
+}
 
 /// The state of one segment.
 #[derive(Debug)]
@@ -44,7 +54,7 @@ pub struct Segment {
     physical: u32,
     generation: AtomicU64,
     references: AtomicU32,
-    /// Where the generation's record stands; changed by the collector only.
+    /// The current slot of the generation's record; changed by the collector only.
     slot: Mutex<SlotState>,
     /// A [`Class`], as a number; see classes.rs.
     pub(super) class: AtomicU8,
@@ -53,7 +63,7 @@ pub struct Segment {
     /// How many keys had been logged when data of it was last kept in its place.
     pub(super) kept_at: AtomicU64,
     /// Whether two keys may name the same place of it: it has zeroes, which are stored once for
-    /// many keys, or it may have some of a server before this one.
+    /// many keys, or it may have data of a server before this one.
     pub(super) is_shared: AtomicBool,
 }
 
@@ -77,8 +87,8 @@ struct Allocator {
     hint: u32,
 }
 
-/// Where a thread's next data goes. Space is taken by one compare-and-swap: references for all keys
-/// that may come were added when the segment was opened, and those not needed are given back when
+/// The position of a thread's next data. Space is taken by one compare-and-swap: references for all
+/// keys that may come were added when the segment was opened, and unused ones are given back when
 /// it is full.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -124,11 +134,11 @@ pub struct Segments {
     pub(super) segments: Box<[Segment]>,
     allocator: Mutex<Allocator>,
     used: AtomicU32,
-    /// First those of the window, then those of the main part.
+    /// The heads of the window, then the heads of the main part.
     heads: Box<[Head]>,
     window_heads: usize,
     pub(super) turns: AtomicU64,
-    /// Segments whose last reference went; the collector looks at them.
+    /// Segments whose last reference was given up; the collector examines them.
     released: Mutex<Vec<u32>>,
     has_released: AtomicBool,
 }
@@ -196,8 +206,8 @@ impl Segments {
         self.segments[segment as usize].generation.load(Ordering::Acquire)
     }
 
-    /// Whether what was copied from `place` before this call is the place's data: its segment was
-    /// not reused since.
+    /// Whether the bytes that were copied from `place` before this call are the place's data: its
+    /// segment was not reused since.
     pub fn is_still(&self, place: Place) -> bool {
         // The copy happens before the generation is looked at again.
         if !mutants::is(Mutant::HitUnfenced) {
@@ -243,7 +253,7 @@ impl Segments {
         }
     }
 
-    /// Marks a segment used by data that the attach found: what was kept so far stays.
+    /// Marks a segment as used by data that the attach found: data that was kept so far stays.
     pub fn mark_data(&self, segment: u32) {
         self.mark(segment, false);
         self.set_class(segment, Class::Main);
@@ -307,13 +317,13 @@ impl Segments {
     }
 
     /// Takes up to `len` bytes of data space, with a reference. `port` spreads threads over heads.
-    /// `reserve` free segments are left besides the log's own. `None`: no space now.
+    /// `reserve` free segments are left in addition to the log's own. `None`: no space now.
     pub fn take(&self, port: usize, len: u32, reserve: u32, class: Class) -> Option<Space> {
         let own = self.head_of(port, class);
         if let Some(space) = self.take_at_head(own, len, Some(reserve)) {
             return Some(space);
         }
-        // No free segment: the rest of the other heads' space may be used by all.
+        // No free segment: all threads may use the rest of the other heads' space.
         (0..self.heads.len())
             .filter(|&head| head != own)
             .find_map(|head| self.take_at_head(head, len, None))
@@ -346,7 +356,7 @@ impl Segments {
             // A reader that still copies the old content must see the raised generation as soon as
             // it sees any of the new content: this pairs with the fence after a reader's copy.
             fence(Ordering::Release);
-            // The reference that came with the place keeps the generation as it is.
+            // The reference that came with the place keeps the generation unchanged.
             let generation = self.generation(at.segment);
             if next == NO_PLACE {
                 self.release_many(at.segment, REFERENCES_AHEAD - keys);
@@ -381,7 +391,7 @@ impl Segments {
         if nth < self.window_heads { Class::Window } else { Class::Main }
     }
 
-    /// Segments whose last reference went, and that [`Segments::recycle`] has not seen yet.
+    /// Segments whose last reference was given up, and that [`Segments::recycle`] has not seen yet.
     pub fn released(&self) -> usize {
         if self.has_released() { lock(&self.released).len() } else { 0 }
     }
@@ -391,9 +401,9 @@ impl Segments {
         self.has_released.load(Ordering::Acquire)
     }
 
-    /// Raises the generation of data segments whose last reference went, durably, and frees them.
-    /// Returns how many. Only the collector calls this, and only when key_tail is durably past
-    /// every key that was passed.
+    /// Raises the generation of data segments whose last reference was given up, durably, and frees
+    /// them. Returns how many. Only the collector calls this, and only when key_tail is durably
+    /// past every key that was passed.
     ///
     /// `before_reuse` is called for each, before any thread can take it.
     pub fn recycle(&self, before_reuse: impl Fn(u32)) -> Result<u32, Status> {
@@ -429,7 +439,7 @@ impl Segments {
         let mut slot = lock(&info.slot);
         let generation = info.generation.load(Ordering::Relaxed) + 1;
         if generation > GENERATION_MAX {
-            // Damage that the attach could not tell; the next one would not take what we store.
+            // Damage that the attach could not detect; the next attach would not accept our record.
             return Err(Status::Corrupt);
         }
         let next = slot.next();
@@ -457,8 +467,8 @@ impl Segments {
         self.used.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What is wrong with the accounts when nobody is at work and `keys` point into the segments,
-    /// if anything.
+    /// The errors in the accounts, if there are any, when no thread is at work and `keys` point
+    /// into the segments.
     #[cfg(all(test, feature = "shuttle"))]
     pub fn audit(&self, keys: &[u32]) -> Result<(), String> {
         let mut expected = vec![0; self.segments.len()];
@@ -494,7 +504,12 @@ impl Segments {
     }
 
     /// The same, into memory that others use too.
-    pub fn load_shared(&self, segment: u32, offset: u32, into: Sink<'_>) -> Result<(), Status> {
+    pub fn load_shared(
+        &self,
+        segment: u32,
+        offset: u32,
+        into: CopyTarget<'_>,
+    ) -> Result<(), Status> {
         self.media.pmem.load_shared(self.data_at(segment, offset), into)
     }
 }
@@ -542,7 +557,7 @@ mod tests {
                 || pair[0].offset + pair[0].len <= pair[1].offset;
             assert!(is_apart, "{pair:?}");
         }
-        // Nothing is left at any head, so what is left of references is the keys'.
+        // No head has space left, so all remaining references belong to keys.
         let bytes: u64 = taken.iter().map(|space| u64::from(space.len)).sum();
         assert_eq!(bytes, u64::from(24 - LOG_RESERVE) * (52 << 10));
         for space in &taken {

@@ -1,20 +1,20 @@
-//! Signals: wakes the background when there is work, and waiting bios when there is room.
+//! Signals: wakes the background when there is work, and waiting bios when there is free space.
 
-use crate::alarm::Alarm;
 use crate::bio::Bio;
-use crate::room::Room;
+use crate::common::room::Room;
+use crate::common::wakeup::Wakeup;
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::target::{Events, Port};
 
 /// Rings once for each segment taken.
 #[derive(Debug, Default)]
-struct Bell {
+struct Notifier {
     /// Segments in use when it last rang; 0: not recently.
     told: AtomicU32,
 }
 
-impl Bell {
+impl Notifier {
     fn is_news(&self, used: u32) -> bool {
         self.told.load(Ordering::Relaxed) != used && self.told.swap(used, Ordering::Relaxed) != used
     }
@@ -28,32 +28,32 @@ impl Bell {
 #[derive(Debug)]
 pub(super) struct Signals {
     events: Arc<Events>,
-    alarm: Alarm,
+    wakeup: Wakeup,
     room: Room,
     /// With this many segments in use, enough may be dirty that write-back has to begin.
     filled_from: u32,
-    filled: Bell,
+    filled: Notifier,
     /// Few segments are free.
-    short: Bell,
+    short: Notifier,
     /// A write did a piece of collection.
-    helped: Bell,
-    /// Lately, writes waited for write-back and for nothing else.
+    helped: Notifier,
+    /// Recently, writes waited for write-back alone.
     is_origin_limiting: AtomicBool,
 }
 
 impl Signals {
-    /// For a cache of `segments` segments with room for `room_bytes` bytes, of which
+    /// For a cache of `segments` segments with `room_bytes` bytes of space, of which
     /// `high_watermark` percent may be dirty.
     pub(super) fn new(segments: u32, room_bytes: u64, high_watermark: u32) -> Signals {
         let events = Arc::default();
         Signals {
-            alarm: Alarm::new(&events),
+            wakeup: Wakeup::new(&events),
             room: Room::new(&events, room_bytes),
             events,
             filled_from: (u64::from(segments) * u64::from(high_watermark) / 100) as u32,
-            filled: Bell::default(),
-            short: Bell::default(),
-            helped: Bell::default(),
+            filled: Notifier::default(),
+            short: Notifier::default(),
+            helped: Notifier::default(),
             is_origin_limiting: AtomicBool::new(false),
         }
     }
@@ -62,8 +62,8 @@ impl Signals {
         &self.events
     }
 
-    pub(super) fn alarm(&self) -> &Alarm {
-        &self.alarm
+    pub(super) fn wakeup(&self) -> &Wakeup {
+        &self.wakeup
     }
 
     pub(super) fn room(&self) -> &Room {
@@ -75,14 +75,14 @@ impl Signals {
         self.events.work();
     }
 
-    /// Wakes the background. While a bio waits for room, a key that came since the last look may be
-    /// all that occupies that room, so the background is woken in any case.
+    /// Wakes the background. While a bio waits for space, a key that was added since the last check
+    /// may be the only one that takes that space, so the background is woken in any case.
     pub(super) fn arm(&self) {
-        self.alarm.arm(self.room.is_wanted());
+        self.wakeup.arm(self.room.is_wanted());
     }
 
     /// `used` segments are in use. Wakes the background once for each such number if write-back or
-    /// collection may have to begin, and always while bios wait for room. `is_short`: collection
+    /// collection may have to begin, and always while bios wait for space. `is_short`: collection
     /// should begin.
     pub(super) fn note_used(&self, used: u32, is_short: bool) {
         let is_news = is_short && self.short.is_news(used);
@@ -108,7 +108,7 @@ impl Signals {
         self.room.wait(bio, port);
     }
 
-    /// Whether the backing device is what limits the rate of writes.
+    /// Sets whether the backing device limits the rate of writes.
     pub(super) fn set_origin_limiting(&self, is_limiting: bool) {
         self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Stripes: the locks of the device's regions, and what changes under them. Every `n`-th 4 MiB
-//! region shares a short lock, an open key set, and a count of the dirty bytes that came.
+//! Stripes: the locks of the device's regions, and the state under them. Every `n`-th 4 MiB region
+//! shares a short lock, an open key set, and a count of dirty bytes.
 //!
-//! Keys join the open set of their stripe, and the set is logged when it is full, old or asked for.
+//! Keys join the open set of their stripe, and the set is logged when it is full, old or requested.
 
 use zerocopy::FromZeros;
 
@@ -24,7 +24,7 @@ pub(super) const STRIPES_MAX: usize = 16;
 pub(super) struct Sums {
     /// Its CRC, with `data_crc`.
     pub(super) crc: u32,
-    /// A sample of it, to recognise the data when the key is found in memory.
+    /// A fingerprint of it, to recognise the data when the key is found in memory.
     pub(super) look: u32,
 }
 
@@ -114,7 +114,7 @@ impl Stripes {
         self.cleaned_bytes.load(Ordering::SeqCst)
     }
 
-    /// All dirty bytes that ever came, with those that the attach found.
+    /// All dirty bytes ever stored, including those that the attach found.
     pub(super) fn came_bytes(&self) -> u64 {
         let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
         self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
@@ -122,15 +122,15 @@ impl Stripes {
 
     /// Bytes that only the cache has.
     pub(super) fn dirty_bytes(&self) -> u64 {
-        // Cleaned bytes first, then all that came: so the difference is never too small.
+        // Cleaned bytes are read first, then all dirty bytes: so the difference is never too small.
         let cleaned = self.cleaned_bytes();
         self.came_bytes().saturating_sub(cleaned)
     }
 }
 
 impl Pcache {
-    /// A full set is one whose logging failed before for lack of room: try again, before
-    /// anything else changes.
+    /// If a set is full, logging it failed before for lack of space: try again, before any other
+    /// change.
     pub(super) fn make_set_room(&self, stripe: usize) -> Result<(), AppendError> {
         match self.stripes.open.len(stripe) {
             KEYS_MAX => self.close_set(stripe, false),
@@ -151,8 +151,8 @@ impl Pcache {
         self.stripes.open.push(stripe, &key, sums.look);
     }
 
-    /// Logs the set if it is full or `close` says so. A full set that finds no room stays open:
-    /// its keys are in no more danger than those of any open set.
+    /// Logs the set if it is full or `close` requests it. A full set that finds no space stays
+    /// open: its keys are as safe as the keys of any open set.
     pub(super) fn close_after_push(&self, stripe: usize, close: Close) -> Result<(), AppendError> {
         if close == Close::No {
             if self.stripes.open.len(stripe) == KEYS_MAX {
@@ -172,7 +172,7 @@ impl Pcache {
             self.identity.say_served();
         }
         if self.stripes.open.len(stripe) == 1 {
-            // A FUA write, mostly: nothing that other stripes use is needed.
+            // Usually a FUA write: it needs no state that other stripes use.
             self.log.append(&[self.stripes.open.key(stripe, 0)], mark)?;
             self.stripes.open.clear(stripe);
             return Ok(());
@@ -228,7 +228,7 @@ impl Pcache {
         self.push_clean_key(stripe, at, space, sums);
     }
 
-    /// As [`Pcache::push_clean`], for data that the index has there already.
+    /// As [`Pcache::push_clean`], for data that is already in the index.
     pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
         self.push_key(stripe, at, space, sums, KEY_CLEAN);
     }

@@ -1,15 +1,16 @@
-//! Taking a clean cache off its device, so that nothing takes the device for a cache again.
+//! Wiping: taking a clean cache off its device, so that the device is not recognised as a cache
+//! again.
 //!
-//! It is checked once more by reading what an attach would read. The order of the stores is that of
-//! a format: first a label that says "being formatted", then the superblock goes, then the rest,
-//! the label last. So whatever a crash leaves is the cache, clean as it was, or a format that was
-//! cut off, which the next `create` does again.
+//! The cache is checked once more by reading the same data as an attach. The order of the stores is
+//! the order of a format: first a label that says "being formatted", then the superblock is
+//! cleared, then the rest, the label last. So a crash leaves either the clean cache or a format
+//! that was cut off, which the next `create` does again.
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::disk::DiskLimits;
 use crate::error::{Error, Kind, Result};
 use crate::pmem::Pmem;
-use crate::shm::Keeper;
+use crate::shm::SharedStore;
 use crate::sync::Arc;
 use crate::units::human_bytes;
 
@@ -24,13 +25,13 @@ use super::media::Media;
 /// `progress` counts bytes.
 pub fn wipe(
     pmem: Arc<dyn Pmem>,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     geometry: Geometry,
     limits: &DiskLimits,
     progress: &AttachProgress,
 ) -> Result<()> {
     let media = Media { pmem, geometry, shared: None };
-    check(&media, keeper, limits)?;
+    check(&media, shared_store, limits)?;
     announce(&media)?;
     media.pmem.zero(SUPERBLOCK_AT, SUPERBLOCK_FIELDS_BYTES);
     media.settle_or_err()?;
@@ -48,26 +49,26 @@ pub fn wipe(
     media.settle_or_err()
 }
 
-/// An error unless it is this backing device's cache, and that has all of it.
-fn check(media: &Media, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+/// An error unless it is this backing device's cache, and the backing device has all of its data.
+fn check(media: &Media, shared_store: &SharedStore, limits: &DiskLimits) -> Result<()> {
     let refuse = |what: String| {
         Err(Error::new(Kind::Refused, format!("pcache: {}: not wiped: {what}", media.name())))
     };
     let report = inspect(media.pmem.clone(), media.geometry)?;
-    if report.served(keeper).is_some() {
-        return refuse("its server did not end in order, and may have left writes".into());
+    if report.served(shared_store).is_some() {
+        return refuse("its server was killed, and may have left writes in shared memory".into());
     }
     if report.dirty_bytes > 0 {
-        return refuse(format!("{} of it are dirty", human_bytes(report.dirty_bytes)));
+        return refuse(format!("it has {} of dirty data", human_bytes(report.dirty_bytes)));
     }
     match &report.label {
         Some(label) if !report.is_bound_to(limits) => {
             refuse(format!("it caches another device ({})", label.identity))
         }
         Some(label) if !label.bad_ranges.is_empty() => {
-            refuse("it remembers damaged data that the backing device does not have".into())
+            refuse("it has a record of damaged data, which the backing device does not have".into())
         }
-        None => refuse("it has no label that says whose it is".into()),
+        None => refuse("its label does not name its origin".into()),
         Some(_) => Ok(()),
     }
 }

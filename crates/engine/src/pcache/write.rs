@@ -4,12 +4,12 @@
 //! the CPU, then under the stripe's lock the index and the open key set change together. Log space
 //! is checked before the index is touched, so a write never fails halfway.
 
+use crate::base::crc::pcache_crc;
+use crate::base::fingerprint::fingerprint_of;
 use crate::bio::Bio;
-use crate::crc::pcache_crc;
 use crate::error::Status;
-use crate::foreign::Source;
-use crate::look::look_of;
 use crate::mutants::{self, Mutant};
+use crate::pmem::client_memory::Source;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::BLOCK;
@@ -32,78 +32,126 @@ const CRC_EXTENT_BYTES: u64 = 16 << 10;
 /// of a region.
 const PIECES_MAX: usize = 4;
 
+/// A write: its range, and whether it has to be durable when it completes.
+#[derive(Clone, Copy)]
+struct Request {
+    offset: u64,
+    end: u64,
+    fua: bool,
+}
+
+/// The data of a write: the buffer of a bio, or memory that clients may change meanwhile.
+trait Data {
+    /// Stores the bytes from `from` on in `space`, as many as that has. The caller drains them.
+    fn store(&self, from: usize, space: &Space, cache: &Pcache) -> Result<Sums, Status>;
+}
+
+impl Data for [u8] {
+    #[inline]
+    fn store(&self, from: usize, space: &Space, cache: &Pcache) -> Result<Sums, Status> {
+        let data = &self[from..from + space.len as usize];
+        cache.media.store(cache.segments.data_at(space.segment, space.offset), data);
+        Ok(cache.sums_of(data))
+    }
+}
+
+impl Data for Source<'_> {
+    /// Reads the memory once: clients may change it meanwhile, so the fingerprint is computed from
+    /// the bytes that were stored. It stores no checksum, which would need a private copy. Fails
+    /// if the memory was cut off, because zeroes were stored in its place.
+    #[inline]
+    fn store(&self, from: usize, space: &Space, cache: &Pcache) -> Result<Sums, Status> {
+        let part = self.part(from, space.len as usize);
+        let place = cache.segments.data_at(space.segment, space.offset);
+        let look = cache.media.pmem.store_shared(place, part.bytes());
+        if !part.is_whole() && !mutants::is(Mutant::CutOffKept) {
+            return Err(Status::Io);
+        }
+        let sums = Sums { crc: 0, look };
+        #[cfg(feature = "mutants")]
+        let sums = cache.sums_of_second_reading(part, sums);
+        Ok(sums)
+    }
+}
+
 impl Pcache {
-    /// Stores the bio's data in the cache.
+    /// Stores the bio's data in the cache. Without free space the bio waits, and continues after
+    /// the pieces that it has stored.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
         if !self.signals.room().may_take(port.id) {
             return self.wait_for_room(bio, port);
         }
+        let request = Request { offset: bio.offset, end: bio.end(), fua: bio.fua };
         let mut has_helped = false;
-        while bio.progress < bio.len {
-            let at = bio.offset + bio.progress;
-            let Some(space) = self.take_space(at, bio.len - bio.progress, port.id) else {
-                if !std::mem::replace(&mut has_helped, true) && self.collect_piece() {
-                    continue;
-                }
-                return self.wait_for_room(bio, port);
-            };
-            let from = bio.progress as usize;
-            self.stripes.open().touch(self.stripes.of(bio.offset + bio.progress));
-            let data = &bio.buffer.as_slice()[from..from + space.len as usize];
-            self.media.store(self.segments.data_at(space.segment, space.offset), data);
-            let sums = self.sums_of(data);
-            if let Err(status) = self.drain_data() {
-                self.segments.release(space.segment);
-                return port.finish(bio, Err(status));
+        let take = |at, len| loop {
+            if let Some(space) = self.take_space(at, len, port.id) {
+                return Some(space);
             }
-            match self.commit(at, space, sums, bio.end(), bio.fua) {
-                Ok(()) => bio.progress += u64::from(space.len),
-                Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
-                Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
+            if std::mem::replace(&mut has_helped, true) || !self.collect_piece() {
+                return None;
             }
+        };
+        match self.store(request, &mut bio.progress, bio.buffer.as_slice(), take) {
+            Ok(()) => {
+                self.signals.room().took(port.id, bio.len);
+                port.finish(bio, Ok(()));
+            }
+            Err(AppendError::NoRoom) => self.wait_for_room(bio, port),
+            Err(AppendError::Medium(status)) => port.finish(bio, Err(status)),
         }
-        self.look_at_space();
-        self.signals.room().took(port.id, bio.len);
-        port.finish(bio, Ok(()));
     }
 
-    /// Stores what others' memory holds in the cache, if there is room for it now. Others may store
-    /// to it meanwhile, so nothing looks at it twice: what is remembered of the data is of the
-    /// bytes that were stored. Checksums would take a copy of our own. So then, and without room, a
-    /// bio does it, and nothing is done before: of what others have read already and overwritten,
-    /// the bio would bring the old data back.
+    /// Stores the data of a write from the memory of a client, if there is free space for all of
+    /// it. Returns false otherwise, and with checksums: the caller then submits a bio. Space is
+    /// taken before the first byte is stored: a part that is already stored can be read and
+    /// overwritten by other clients, and the bio would restore the old data.
     pub(super) fn store_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
         let has_sums = self.crcs.is_some() && !mutants::is(Mutant::SummedTwice);
         if has_sums || self.log.has_failed() || !self.signals.room().may_take(port) {
             return false;
         }
         let len = from.bytes().len() as u64;
-        let (mut at, end) = (offset, offset + len);
-        let Some(spaces) = self.take_all(offset, end, port) else { return false };
+        let request = Request { offset, end: offset + len, fua };
+        let Some(spaces) = self.take_all(offset, request.end, port) else { return false };
         let mut left = spaces.iter().flatten();
-        while let Some(&space) = left.next() {
+        let stored = self.store(request, &mut 0, &from, |_, _| left.next().copied());
+        match stored {
+            Ok(()) => self.signals.room().took(port, len),
+            Err(_) => self.release_all(left),
+        }
+        stored.is_ok()
+    }
+
+    /// Stores a write piece by piece: each piece is stored, leaves the CPU, and gets its key.
+    /// `take` returns space for the next piece, which begins at its first argument and has at most
+    /// as many bytes as its second. `progress` counts the bytes that are done, also when it fails.
+    #[inline(always)]
+    fn store<D: Data + ?Sized>(
+        &self,
+        request: Request,
+        progress: &mut u64,
+        data: &D,
+        mut take: impl FnMut(u64, u64) -> Option<Space>,
+    ) -> Result<(), AppendError> {
+        let mut at = request.offset + *progress;
+        while at < request.end {
+            let Some(space) = take(at, request.end - at) else { return Err(AppendError::NoRoom) };
             self.stripes.open().touch(self.stripes.of(at));
-            let part = from.part((at - offset) as usize, space.len as usize);
-            let place = self.segments.data_at(space.segment, space.offset);
-            let look = self.media.pmem.store_shared(place, part.bytes());
-            // Of a part that was cut off, zeroes were stored that nobody wrote.
-            let is_whole = part.is_whole() || mutants::is(Mutant::CutOffKept);
-            let is_stored = is_whole && self.drain_data().is_ok();
-            if !is_stored {
-                self.segments.release(space.segment);
-            }
-            let sums = Sums { crc: 0, look };
-            #[cfg(feature = "mutants")]
-            let sums = self.sums_of_second_reading(part, sums);
-            if !is_stored || self.commit(at, space, sums, end, fua).is_err() {
-                self.release_all(left);
-                return false;
-            }
+            let stored = data.store((at - request.offset) as usize, &space, self);
+            let drained = stored.and_then(|sums| self.drain_data().map(|()| sums));
+            let sums = match drained {
+                Ok(sums) => sums,
+                Err(status) => {
+                    self.segments.release(space.segment);
+                    return Err(AppendError::Medium(status));
+                }
+            };
+            self.commit(at, space, sums, request.end, request.fua)?;
             at += u64::from(space.len);
+            *progress = at - request.offset;
         }
         self.look_at_space();
-        self.signals.room().took(port, len);
-        true
+        Ok(())
     }
 
     /// Space for all pieces of a write, or for none.
@@ -128,7 +176,7 @@ impl Pcache {
 
     pub(super) fn sums_of(&self, data: &[u8]) -> Sums {
         let crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
-        Sums { crc, look: look_of(data) }
+        Sums { crc, look: fingerprint_of(data) }
     }
 
     /// The kind of segment for data of the block at `at`.
@@ -149,7 +197,7 @@ impl Pcache {
         self.collector.retention().admit(seen)
     }
 
-    /// What was stored has left the CPU, so a key may name it.
+    /// The stored data has left the CPU, so a key may name it.
     fn drain_data(&self) -> Result<(), Status> {
         match mutants::is(Mutant::KeyBeforeData) {
             true => Ok(()),

@@ -1,37 +1,34 @@
-//! Write-back: batches of the log go to the backing device, a flush, then dirty_tail moves. Kernel
-//! counterpart: `cache_writeback.c`.
+//! Write-back: a batch of the log is written to the backing device, the device is flushed, then
+//! dirty_tail moves. Kernel counterpart: `cache_writeback.c`.
 //!
-//! A batch never reaches beyond a flush mark unless the order is `fast`, so between two batches
-//! the backing device is a state of a client's flush, and during one it is what a disk with a
-//! volatile cache may hold. Within a batch the last write of each sector wins, and neighbours
-//! are merged. In a log that a kernel wrote there are no marks: there every key set may end at a
-//! flush, and is a batch of its own.
+//! A batch never crosses a flush mark unless the order is `fast`. So between two batches the
+//! backing device has the state of a client's flush, and during a batch it has a state that a disk
+//! with a volatile cache may have. Within a batch the last write of each sector wins, and
+//! neighbours are merged. A log of a kernel lacks marks: there every key set may end at a
+//! flush, and is its own batch.
 //!
-//! A batch that does reach beyond a mark makes the backing device alone inconsistent from the
-//! batch's first write until dirty_tail has passed its end. The label says so before the first
-//! write.
+//! A batch that crosses a mark makes the backing device alone inconsistent from the batch's first
+//! write until dirty_tail has passed its end. The label records this before the first write.
 //!
 //! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole batch
 //! is written again after a pause. Pauses grow.
 
+use crate::base::retry::Retry;
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::cycle::Cycle;
+use crate::common::cycle::Cycle;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
 use super::args::WritebackOrder;
-use super::background::Work;
+use super::coalesce::{Latest, Run};
 use super::index::Place;
 use super::keylog::{KeyCounts, KeyLog, LogReader, after};
-use super::latest::{Latest, Run};
 use super::layout::{KEY_CLEAN, Key, Position, Record};
-use super::pace::Pace;
 use super::{Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
 /// Most bytes that a batch writes, unless a single key set has more.
@@ -45,12 +42,12 @@ pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces of at least this length are checked for zeroes, which are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 
-/// What the log has for a batch.
+/// The part of the log for a batch.
 #[derive(Debug, Default)]
 struct Batch {
     /// Where dirty_tail goes when the batch is done.
     end: Position,
-    /// What is in it.
+    /// The keys in the batch.
     keys: KeyCounts,
     /// Keys and records.
     passed: usize,
@@ -64,7 +61,7 @@ struct Batch {
     has_skipped: bool,
 }
 
-/// What a batch sends to the backing device.
+/// The writes of a batch to the backing device.
 #[derive(Debug, Default)]
 struct Writes {
     runs: Vec<Run>,
@@ -75,7 +72,7 @@ struct Writes {
     damaged: Vec<u64>,
 }
 
-/// Whether the backing device alone is a state that a power cut could have left.
+/// Whether the backing device alone has a state that a power failure could have left.
 #[derive(Debug, Default)]
 struct Torn {
     /// It is inconsistent until dirty_tail gets here.
@@ -98,7 +95,7 @@ pub(super) struct Writeback {
     marks_from: Option<Position>,
     /// This server wrote the log from here on; `None`: from dirty_tail on.
     own_from: Option<Position>,
-    /// Of the marks that the log counts, how many dirty_tail has passed.
+    /// The number of the log's counted marks that dirty_tail has passed.
     marks_passed: u64,
     /// Whether the order `adaptive` merges across flushes now.
     is_merging: bool,
@@ -106,7 +103,7 @@ pub(super) struct Writeback {
 }
 
 impl Writeback {
-    /// Of a cache whose attach has left `log` as it is now.
+    /// Write-back of a cache whose attach has left `log` in its present state.
     pub(super) fn new(
         log: &KeyLog,
         marks_from: Option<Position>,
@@ -117,12 +114,12 @@ impl Writeback {
         Writeback { marks_from, torn, own_from, marks_passed, ..Writeback::default() }
     }
 
-    /// Whether the backing device alone is a state that a power cut could have left.
+    /// Whether the backing device alone has a state that a power failure could have left.
     pub(super) fn is_origin_consistent(&self) -> bool {
         self.torn.until.is_none()
     }
 
-    /// Since when it is not; `None` also when that began before the attach.
+    /// Since when it is inconsistent; `None` also stands for a time before the attach.
     pub(super) fn inconsistent_since(&self) -> Option<Nanos> {
         self.torn.since
     }
@@ -149,10 +146,14 @@ impl Writeback {
 }
 
 impl Pcache {
-    /// Starts a batch if none is under way and something is dirty.
-    pub(super) fn writeback_step(&self, work: &mut Work, port: &mut Port) {
-        let now = work.now;
-        let writeback = &mut work.writeback;
+    /// Starts a batch of about `bytes` if none is under way and something is dirty.
+    pub(super) fn writeback_step(
+        &self,
+        writeback: &mut Writeback,
+        bytes: u64,
+        now: Nanos,
+        port: &mut Port,
+    ) {
         if !writeback.cycle.is_free(now) {
             return;
         }
@@ -161,10 +162,10 @@ impl Pcache {
             if self.background.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
                 return;
             }
-            match self.collect_batch(writeback, &work.pace, now) {
+            match self.collect_batch(writeback, bytes, now) {
                 Ok(0) => return,
                 Ok(keys) if writeback.writes.runs.is_empty() => {
-                    // Nothing but CLEAN keys, marks, and what was overwritten: no flush is owed.
+                    // Only CLEAN keys, marks and overwritten data: no flush is needed.
                     if !self.finish_batch(writeback) {
                         return;
                     }
@@ -180,7 +181,7 @@ impl Pcache {
         writeback.cycle.write();
         self.emit_writes(writeback, port);
         // Damage that cannot be set aside fails the batch before any I/O.
-        self.plan_retry(work);
+        self.plan_retry(writeback, now);
     }
 
     /// Gathers key sets from dirty_tail on. Returns how many keys and records; 0: the log ends
@@ -188,14 +189,17 @@ impl Pcache {
     fn collect_batch(
         &self,
         writeback: &mut Writeback,
-        pace: &Pace,
+        bytes: u64,
         now: Nanos,
     ) -> Result<usize, Status> {
         let merges = self.merges(writeback)?;
-        let can_skip = self.can_skip(writeback);
-        let mut batch = self.read_batch(writeback, pace, merges, can_skip)?;
+        // A drain ends when the origin has all data that was dirty, or newer data: no data may be
+        // left out then.
+        let drains = self.background.is_draining() && !mutants::is(Mutant::DrainSkips);
+        let can_skip = self.can_skip(writeback) && !drains;
+        let mut batch = self.read_batch(writeback, bytes, merges, can_skip)?;
         if batch.has_skipped && !self.secure_newer(writeback) {
-            batch = self.read_batch(writeback, pace, merges, false)?;
+            batch = self.read_batch(writeback, bytes, merges, false)?;
         }
         if batch.crosses {
             self.tear(writeback, batch.end, now)?;
@@ -210,12 +214,12 @@ impl Pcache {
         Ok(passed)
     }
 
-    /// Reads the log from dirty_tail on, as far as a batch goes, and puts what is to be written
-    /// into `latest`; with `can_skip`, without what was overwritten.
+    /// Reads the log from dirty_tail on, as far as a batch reaches, and puts the data to be written
+    /// into `latest`; with `can_skip`, without overwritten data.
     fn read_batch(
         &self,
         writeback: &mut Writeback,
-        pace: &Pace,
+        bytes: u64,
         merges: bool,
         can_skip: bool,
     ) -> Result<Batch, Status> {
@@ -227,10 +231,7 @@ impl Pcache {
         writeback.torn.mends = false;
         writeback.reader.begin();
         writeback.latest.begin();
-        while batch.end != head
-            && batch.passed < BATCH_KEYS_MAX
-            && written_bytes < pace.batch_bytes()
-        {
+        while batch.end != head && batch.passed < BATCH_KEYS_MAX && written_bytes < bytes {
             let at = batch.end;
             if writeback.marks_from == Some(at) {
                 writeback.marks_from = None;
@@ -270,9 +271,9 @@ impl Pcache {
         Ok(batch)
     }
 
-    /// Whether overwritten data need not be written: no flush mark stands in the log after
-    /// dirty_tail, so everything there belongs to one interval between two flushes, and the backing
-    /// device may have any part of that.
+    /// Whether overwritten data need not be written. This holds if the log lacks a flush mark after
+    /// dirty_tail: then all of its writes belong to one interval between two flushes, and the
+    /// backing device may have any part of them.
     fn can_skip(&self, writeback: &Writeback) -> bool {
         let is_own = writeback.own_from.is_none_or(|from| from == self.log.dirty_tail());
         is_own
@@ -282,7 +283,7 @@ impl Pcache {
 
     /// The newer version of data that a batch leaves out must be as durable: it is logged now, if
     /// it was not. A flush may have ended between the two, so the marks are checked again. Returns
-    /// whether all is well.
+    /// whether all of this succeeded.
     fn secure_newer(&self, writeback: &Writeback) -> bool {
         if mutants::is(Mutant::SkippedForUnlogged) {
             return true;
@@ -324,8 +325,8 @@ impl Pcache {
         Ok(writeback.is_merging)
     }
 
-    /// The batch up to `end` reaches beyond a mark: that is recorded first, so that a crash during
-    /// the batch does not go unnoticed.
+    /// The batch up to `end` crosses a mark: that is recorded first, so that a crash during the
+    /// batch does not go unnoticed.
     fn tear(&self, writeback: &mut Writeback, end: Position, now: Nanos) -> Result<(), Status> {
         if writeback.torn.until.is_some() && !writeback.torn.mends {
             // An earlier batch, which is being repeated in parts, reached further.
@@ -338,7 +339,7 @@ impl Pcache {
         Ok(())
     }
 
-    /// Not CLEAN; and not stale, which no key here should be: the space of a stale key has foreign
+    /// Not CLEAN; and not stale, which no key here should be: the space of a stale key has other
     /// data.
     fn is_to_be_written(&self, key: &Key) -> bool {
         key.flags.get() & KEY_CLEAN == 0
@@ -403,9 +404,9 @@ impl Pcache {
         Ok(())
     }
 
-    /// This run cannot be read or is damaged: it goes on the list of bad ranges. All of it, even
-    /// what was written again since: a power cut may undo that. It is healed once it is written
-    /// back itself; until then reads find it in the cache.
+    /// This run cannot be read or is damaged: it is added to the list of bad ranges. All of it,
+    /// even data that was written again since, because a power failure may undo that write. The
+    /// range is healed once the newer data is written back; until then reads find it in the cache.
     fn set_aside(&self, run: Run) -> Result<(), Status> {
         self.counters.damaged_runs.fetch_add(1, Ordering::Relaxed);
         self.quarantine(run.offset, run.len)
@@ -448,7 +449,7 @@ impl Pcache {
     pub(super) fn complete_flush(&self, writeback: &mut Writeback, io: &DiskIo) -> bool {
         writeback.cycle.flushed();
         if io.result.is_err() && !mutants::is(Mutant::FlushErrorIgnored) {
-            // What the device has of this batch is unknown: all of it is written again.
+            // The state of this batch on the device is unknown, so all of it is written again.
             self.pause(writeback);
             return false;
         }
@@ -501,9 +502,9 @@ impl Pcache {
         writeback.cycle.fail();
     }
 
-    pub(super) fn plan_retry(&self, work: &mut Work) {
-        let now = work.now;
-        if work.writeback.cycle.plan_retry(now) {
+    /// Plans the next attempt after a failure.
+    pub(super) fn plan_retry(&self, writeback: &mut Writeback, now: Nanos) {
+        if writeback.cycle.plan_retry(now) {
             self.signals.work();
         }
     }

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
+use crate::base::crc::pcache_crc;
+use crate::base::fingerprint::mix_fingerprint;
 use crate::bio::{Bio, Op};
-use crate::crc::pcache_crc;
 use crate::error::Status;
-use crate::look::mix_look;
 use crate::mutants::{self, Mutant};
 use crate::sync::{Mutex, lock};
 use crate::target::{Extent, Port};
@@ -19,7 +19,7 @@ use super::retention::Class;
 use super::segment::Space;
 use super::stripes::Sums;
 
-/// Zeroes are kept once and named by many keys; this is the longest run one key can name.
+/// The longest run of zeroes that one key can name. Zeroes are stored once and named by many keys.
 const ZERO_EXTENT_BYTES: u64 = MIB;
 /// A zero extent is replaced after this many keys, so that it does not pin an old segment.
 const ZERO_EXTENT_KEYS_MAX: u32 = 4096;
@@ -42,8 +42,8 @@ impl KnownZeroes {
         self.spaces.push_back(space);
     }
 
-    /// What the first of `len` bytes at a live place are known to be, and for how many bytes: a run
-    /// may lead from data into zeroes after it, or out of them.
+    /// The known kind of the first of `len` bytes at a live place, and how many bytes have it: a
+    /// run may lead from data into zeroes after it, or out of them.
     fn extent(&self, place: Place, len: u64) -> (u64, Extent) {
         let from = u64::from(place.offset);
         let of_segment =
@@ -73,7 +73,7 @@ struct ZeroExtent {
     keys: u32,
 }
 
-/// The zeroes that keys may name now, and those that they name.
+/// The zeroes that new keys may name now, and the zeroes that existing keys name.
 #[derive(Debug, Default)]
 pub(super) struct Zeroes {
     extent: Mutex<Option<ZeroExtent>>,
@@ -104,7 +104,8 @@ impl Pcache {
                 Some(_) => self.zero_crc(space.len),
                 None => 0,
             };
-            let (at, sums) = (bio.offset + bio.progress, Sums { crc, look: mix_look([0; 3]) });
+            let (at, sums) =
+                (bio.offset + bio.progress, Sums { crc, look: mix_fingerprint([0; 3]) });
             match self.commit(at, space, sums, bio.end(), bio.fua) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
@@ -160,10 +161,11 @@ impl Pcache {
         Ok(Some(Space { len, ..named }))
     }
 
-    /// Whether the range starts with zeroes that this server named, and how long that goes on.
+    /// Whether the range starts with zeroes that this server named, and the length of these zeroes.
     pub(super) fn extent_at(&self, offset: u64, len: u64) -> (u64, Extent) {
         let end = offset + len;
-        // First the index, then the backing device: what leaves the cache is there by then.
+        // First the index, then the backing device: data that is evicted from the cache is there by
+        // then.
         let kind_at = |at: u64| {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
             match piece.place {

@@ -1,23 +1,23 @@
-//! What every `Pmem` keeps, checked against a plain array. Run for each implementation.
+//! The contract of `Pmem`, checked against a plain array. Run for each implementation.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use super::copy_target::{CopyTarget, FilePart};
 use super::sim::SimPmem;
-use super::sink::{FilePart, Sink};
 use super::{Persistence, Pmem};
-use crate::foreign::Foreign;
-use crate::look::look_of;
+use crate::base::fingerprint::fingerprint_of;
+use crate::pmem::client_memory::ClientMemory;
 use crate::prng::Prng;
 
-/// The part of the medium that the suite uses, twice: once there, once here.
-struct Twin<'a> {
+/// The part of the medium that the suite uses, and a plain array that must stay equal to it.
+struct Compared<'a> {
     pmem: &'a dyn Pmem,
     model: Vec<u8>,
     /// Memory that others could use too, and its file.
-    shared: Foreign,
+    shared: ClientMemory,
     file: OwnedFd,
     prng: Prng,
 }
@@ -28,7 +28,7 @@ const GUARD: usize = 96;
 /// Lengths around words, lines and pages; each is extended by 0 to 63 bytes.
 const LENGTHS: [usize; 4] = [0, 64, 192, 4096 - 32];
 
-impl Twin<'_> {
+impl Compared<'_> {
     fn store(&mut self, at: usize, len: usize) {
         let mut bytes = vec![0; len];
         self.prng.fill(&mut bytes);
@@ -37,13 +37,13 @@ impl Twin<'_> {
         self.compare(at, len);
     }
 
-    /// From memory that others could use too, where nothing is aligned.
+    /// A store from memory that other threads could use as well, at any alignment.
     fn store_shared(&mut self, at: usize, len: usize) {
         let mut bytes = vec![0; len];
         self.prng.fill(&mut bytes);
         self.shared.store(3, &bytes);
         let look = self.pmem.store_shared(at as u64, self.shared.shared(3, len));
-        assert_eq!(look, look_of(&bytes), "{at}+{len}");
+        assert_eq!(look, fingerprint_of(&bytes), "{at}+{len}");
         self.model[at..at + len].copy_from_slice(&bytes);
         self.compare(at, len);
     }
@@ -66,8 +66,8 @@ impl Twin<'_> {
         assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs");
         assert_eq!([&found[..8], &found[8 + len..]], [[0xA5; 8]; 2], "load writes its range only");
         let whole = [
-            Sink::from(self.shared.shared(0, len + 16)),
-            Sink::from(FilePart::new(&self.file, 0, len + 16)),
+            CopyTarget::from(self.shared.shared(0, len + 16)),
+            CopyTarget::from(FilePart::new(&self.file, 0, len + 16)),
         ];
         for into in whole {
             found.fill(0x5A);
@@ -84,16 +84,17 @@ impl Twin<'_> {
 pub(super) fn conformance(pmem: &dyn Pmem) {
     let file = memfd_create("conformance", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 128 << 10).unwrap();
-    let shared = Foreign::map(&file, 0, 128 << 10).unwrap();
-    let mut twin = Twin { pmem, model: vec![0; 64 << 10], shared, file, prng: Prng::new(1) };
-    twin.pmem.zero(0, twin.model.len() as u64);
+    let shared = ClientMemory::map(&file, 0, 128 << 10).unwrap();
+    let mut compared =
+        Compared { pmem, model: vec![0; 64 << 10], shared, file, prng: Prng::new(1) };
+    compared.pmem.zero(0, compared.model.len() as u64);
     for length in LENGTHS {
         for offset in 0..64 {
             for extra in 0..64 {
                 let at = 8192 - 128 + offset;
-                twin.store(at, length + extra);
+                compared.store(at, length + extra);
                 if extra % 2 == offset % 2 {
-                    twin.zero(at, length + extra);
+                    compared.zero(at, length + extra);
                 }
             }
         }
@@ -101,22 +102,22 @@ pub(super) fn conformance(pmem: &dyn Pmem) {
         pmem.sync().unwrap();
     }
     for _ in 0..200 {
-        let at = GUARD + twin.prng.below(20_000) as usize;
-        let len = twin.prng.below(20_000) as usize;
-        if twin.prng.one_in(3) {
-            twin.zero(at, len)
+        let at = GUARD + compared.prng.below(20_000) as usize;
+        let len = compared.prng.below(20_000) as usize;
+        if compared.prng.one_in(3) {
+            compared.zero(at, len)
         } else {
-            twin.store(at, len)
+            compared.store(at, len)
         }
         pmem.drain().unwrap();
     }
     for len in [512, 1024, 1536, 4096, 4608, 8192, 12_288, 33_280] {
         for offset in (0..64).step_by(8).chain([1, 63, 512]) {
-            twin.store_shared(8192 - 128 + offset, len);
+            compared.store_shared(8192 - 128 + offset, len);
             pmem.drain().unwrap();
         }
     }
-    twin.load(0, 64 << 10);
+    compared.load(0, 64 << 10);
     pmem.sync().unwrap();
     ends_are_guarded(pmem);
 }

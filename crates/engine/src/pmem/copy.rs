@@ -1,11 +1,11 @@
 //! Copying to and from memory that other threads and other processes may touch at any time.
 //!
 //! 1. No reference to media ever exists: media are `*mut u8`, and every access is assembly or
-//!    volatile, so a concurrent store is a strange value and never undefined behaviour.
-//! 2. A durable copy leaves nothing in the CPU's caches: whole cache lines are stored by
-//!    the primitive itself; the edges before the first and after the last whole line (any offset,
-//!    any length) are stored word by word, past the caches or flushed by line. After [`fence`] all
-//!    of it has left the CPU. No line outside the range is ever stored to.
+//!    volatile. So a concurrent store may give an unexpected value, but never undefined behaviour.
+//! 2. A durable copy leaves no dirty lines in the CPU's caches: whole cache lines are stored by the
+//!    primitive itself; the edges before the first and after the last whole line (any offset, any
+//!    length) are stored word by word, past the caches or flushed by line. After [`fence`] all of
+//!    it has left the CPU. No line outside the range is ever stored to.
 //! 3. Eight aligned bytes are stored by one instruction, whichever the primitive.
 //! 4. A primitive is used only if [`Primitive::is_available`]; the constructors of [`CopyPlan`]
 //!    assert it.
@@ -18,7 +18,8 @@ use std::arch::asm;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use crate::look::look_places;
+use crate::base::fingerprint::fingerprint_offsets;
+use crate::sync::statics::atomic::{AtomicU64, Ordering};
 
 #[cfg(not(target_arch = "x86_64"))]
 use portable as arch;
@@ -30,7 +31,8 @@ use x86 as arch;
 pub const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
 
 const LINE: usize = 64;
-/// Bytes of others' memory that are loaded together: sectors, so that no word crosses its border.
+/// Bytes of shared memory that are loaded together: whole sectors, so that no word crosses the
+/// border of a piece.
 const PIECE: usize = 4096;
 
 /// A way to store whole cache lines.
@@ -102,8 +104,8 @@ impl Primitive {
 /// Number of size classes in a [`CopyPlan`].
 pub const COPY_CLASSES: usize = 12;
 
-/// Which primitive copies how many bytes. Class 0 is below 64 bytes, class `n` starts at
-/// `32 << n`, and the last one (64 KiB) has no end.
+/// The primitive for each size of copy. Class 0 is below 64 bytes, class `n` starts at `32 << n`,
+/// and the last one starts at 64 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyPlan {
     by_class: [Primitive; COPY_CLASSES],
@@ -123,7 +125,7 @@ impl CopyPlan {
         CopyPlan::new([primitive; COPY_CLASSES])
     }
 
-    /// Good on most machines: the widest non-temporal stores available.
+    /// A good plan on most machines: the widest non-temporal stores available.
     pub fn usual() -> CopyPlan {
         let widest = [Primitive::Nt64, Primitive::Nt32, Primitive::Movnti, Primitive::Plain];
         let primitive = widest.into_iter().find(|primitive| primitive.is_available());
@@ -171,8 +173,8 @@ pub fn copy_with(primitive: Primitive, dst: &mut [u8], src: &[u8]) {
 /// Stores `src` to `dst`. Durable primitives: it has left the CPU after the next [`fence`].
 ///
 /// # Safety
-/// `dst` is writable for `src.len()` bytes, belongs to no Rust object that anybody else refers
-/// to, and does not overlap `src`. The primitive is available.
+/// `dst` is writable for `src.len()` bytes, belongs to no Rust object to which any other reference
+/// exists, and does not overlap `src`. The primitive is available.
 pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     if src.len() < LINE - dst.addr() % LINE {
         // A word or an entry, as most stores are: no whole line.
@@ -194,18 +196,19 @@ pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     }
 }
 
-/// Stores what `from` holds to `dst`, as [`copy_raw`] would. Others may store to `from` meanwhile:
-/// each of its bytes is loaded once. Returns the words that a look at what was stored finds.
+/// Stores the bytes of `from` to `dst`, as [`copy_raw`] would. Other threads may store to `from`
+/// meanwhile: each of its bytes is loaded once. Returns the words for the fingerprint of the stored
+/// bytes.
 ///
 /// # Safety
-/// `dst` is writable for `from.len()` bytes, which belong to no Rust object and are no part of
+/// `dst` is writable for `from.len()` bytes, which belong to no Rust object and do not overlap
 /// `from`. The primitive is available.
 pub(super) unsafe fn copy_shared(
     primitive: Primitive,
     dst: *mut u8,
     from: SharedBytes<'_>,
 ) -> [u64; 3] {
-    let places = look_places(from.len);
+    let places = fingerprint_offsets(from.len);
     let lines = places.map(|place| place / LINE * LINE);
     if !(dst.addr() | from.len).is_multiple_of(LINE) || lines[0] == lines[1] || lines[1] == lines[2]
     {
@@ -216,7 +219,7 @@ pub(super) unsafe fn copy_shared(
             at += piece.len();
         });
     }
-    // Lines with words that are looked at are loaded to be looked at, and stored from there.
+    // Lines with words of the fingerprint are loaded to a local copy, and stored from there.
     let mut words = [0; 3];
     let mut done = 0;
     for (word, (line, place)) in words.iter_mut().zip(lines.into_iter().zip(places)) {
@@ -255,13 +258,13 @@ pub(super) unsafe fn zero_raw(primitive: Primitive, dst: *mut u8, len: usize) {
     while done < len {
         // Pieces after the first one start at whole lines.
         let piece = (len - done).min(ZEROES.len() - dst.addr().wrapping_add(done) % LINE);
-        // SAFETY: a part of the caller's range; ZEROES is no medium.
+        // SAFETY: a part of the caller's range; ZEROES is not part of a medium.
         unsafe { copy_raw(primitive, dst.add(done), &ZEROES[..piece]) };
         done += piece;
     }
 }
 
-/// Copies from `src`, which others may be changing, into `into`.
+/// Copies from `src`, which other threads may be changing, into `into`.
 ///
 /// # Safety
 /// `src` is readable for `into.len()` bytes and does not overlap `into`.
@@ -270,7 +273,26 @@ pub(crate) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
     unsafe { copy_hidden(into.as_mut_ptr(), src, into.len()) }
 }
 
-/// Stores `bytes` to `dst`, which others may be loading and storing, as any program would.
+/// Whether one of the words at `src`, `src + step`, ... is zero. Other threads may be changing
+/// them.
+///
+/// # Safety
+/// `src` is readable for `len` bytes and aligned to 8, as are `len` and `step`.
+#[inline]
+pub(crate) unsafe fn has_zero_word(src: *const u8, len: usize, step: usize) -> bool {
+    let mut from = 0;
+    while from < len {
+        // SAFETY: the caller vouches for the range and its alignment; the access is atomic.
+        let word = unsafe { AtomicU64::from_ptr(src.wrapping_add(from).cast_mut().cast()) };
+        if word.load(Ordering::Relaxed) == 0 {
+            return true;
+        }
+        from = from.wrapping_add(step);
+    }
+    false
+}
+
+/// Stores `bytes` to `dst`, which other threads may be loading and storing.
 ///
 /// # Safety
 /// `dst` is writable for `bytes.len()` bytes and does not overlap `bytes`.
@@ -279,26 +301,26 @@ pub(crate) unsafe fn store_shared(dst: *mut u8, bytes: &[u8]) {
     unsafe { copy_hidden(dst, bytes.as_ptr(), bytes.len()) }
 }
 
-/// Copies between places of which others may use either meanwhile.
+/// Copies between two addresses. Other threads may use either of them meanwhile.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `len` bytes, and they do not overlap.
 unsafe fn copy_hidden(dst: *mut u8, src: *const u8, len: usize) {
     type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
     let mut memcpy: Memcpy = libc::memcpy;
-    // The C library's copy is assembly chosen for this CPU, so nothing beats it; but a compiler
-    // that knows it is calling memcpy may assume that nobody else uses these bytes. This empty
-    // block hides the function's identity: what is called could be any foreign code, such as a
-    // loop of single loads.
-    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for the ranges.
+    // The C library's copy is assembly chosen for this CPU, so it is the fastest available. But a
+    // compiler that recognises the call of memcpy may assume that no other thread uses these bytes.
+    // This empty block hides the function's identity: the call could be any unknown code, such as a
+    // loop of single loads. SAFETY: no instruction, so the pointer passes unchanged; the caller
+    // vouches for the ranges.
     unsafe {
         asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
         memcpy(dst.cast(), src.cast(), len);
     }
 }
 
-/// Memory that others load and store while this exists, as a place to copy to. It is no Rust
-/// object: nothing refers to its bytes.
+/// Memory that other threads load and store while this value exists, as a source or target of
+/// copies. It is not a Rust object: no reference to its bytes exists.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     start: *mut u8,
@@ -316,12 +338,12 @@ impl SharedBytes<'_> {
     }
 
     /// Bytes.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "callers need no is_empty")]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// The bytes `from..from + len` of it. Panics if there are none such.
+    /// The bytes `from..from + len` of it. Panics if the range is not within it.
     pub fn part(self, from: usize, len: usize) -> Self {
         assert!(from <= self.len && len <= self.len - from, "{from}+{len} of {}", self.len);
         // SAFETY: `from` is within the range, or one past its end.
@@ -343,9 +365,9 @@ impl SharedBytes<'_> {
         unsafe { load_raw(self.start, into) }
     }
 
-    /// Gives its bytes to `take`, piece after piece; each is loaded once, although others may store
-    /// to it meanwhile. Returns the words that a look at what `take` got finds. The range is of
-    /// whole sectors.
+    /// Passes its bytes to `take`, piece after piece; each byte is loaded once, although other
+    /// threads may store to it meanwhile. Returns the words for the fingerprint of the bytes that
+    /// `take` got. The range is of whole sectors.
     pub fn by_pieces(self, mut take: impl FnMut(&[u8])) -> [u64; 3] {
         let mut words = [0; 3];
         let mut piece = [0; PIECE];
@@ -353,7 +375,7 @@ impl SharedBytes<'_> {
             let piece = &mut piece[..(self.len - from).min(PIECE)];
             // SAFETY: `new` was promised that the range is there; the piece is ours.
             unsafe { load_raw(self.start.add(from), piece) };
-            for (word, place) in words.iter_mut().zip(look_places(self.len)) {
+            for (word, place) in words.iter_mut().zip(fingerprint_offsets(self.len)) {
                 let found = place.checked_sub(from).and_then(|at| word_at(piece, at));
                 *word = found.unwrap_or(*word);
             }
@@ -362,25 +384,25 @@ impl SharedBytes<'_> {
         words
     }
 
-    /// Copies what is at `src` there.
+    /// Copies the bytes at `src` to it.
     ///
     /// # Safety
-    /// As many bytes are readable at `src`, and are no part of this memory's mapping.
+    /// As many bytes are readable at `src`, outside this memory's mapping.
     pub(super) unsafe fn copy_from(self, src: *const u8) {
         // SAFETY: the caller's promise, and that of `new`.
         unsafe { copy_hidden(self.start, src, self.len) }
     }
 }
 
-/// Everything this thread stored with a durable primitive has left the CPU when this returns.
+/// When this returns, all stores of this thread with a durable primitive have left the CPU.
 pub fn fence() {
     arch::fence();
 }
 
 /// Stores a part of one line: words where they are aligned and whole, else bytes.
 ///
-/// Whole words pass the caches if the primitive does. A line that was stored to before, as that of
-/// a counter, or of the next entry of a table, need not come back from memory for it then.
+/// Whole words bypass the caches if the primitive does. So a line that was stored to before (such
+/// as a counter's line, or the line of the next table entry) is not fetched from memory again.
 ///
 /// # Safety
 /// `dst` is writable for `src.len()` bytes, which lie within one cache line.
@@ -391,7 +413,7 @@ unsafe fn store_edge(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     }
     if primitive.passes_caches() && (dst.addr() | src.len()).is_multiple_of(8) {
         for (number, word) in src.as_chunks::<8>().0.iter().enumerate() {
-            // SAFETY: a word read from `src` as it lies there; an aligned word of the caller's
+            // SAFETY: an unaligned read of a word from `src`; an aligned word of the caller's
             // range.
             unsafe {
                 let word = word.as_ptr().cast::<u64>().read_unaligned();
@@ -487,7 +509,7 @@ mod portable {
     }
 
     /// # Safety
-    /// None here; it has one where there is something to flush.
+    /// None here; on targets that can flush, the function has a condition.
     pub(super) unsafe fn flush_line(_: *mut u8) {}
 
     pub fn fence() {

@@ -11,7 +11,7 @@ use std::arch::x86_64::__cpuid_count;
 use super::{LINE, Primitive};
 use crate::sync::OnceLock;
 
-/// What std does not detect.
+/// CPU features that std does not detect.
 #[derive(Clone, Copy)]
 struct Features {
     has_clflushopt: bool,
@@ -22,7 +22,8 @@ struct Features {
 fn features() -> Features {
     static FEATURES: OnceLock<Features> = OnceLock::new();
     *FEATURES.get_or_init(|| {
-        // Leaf 7 exists on every CPU whose highest leaf says so; else all bits count as clear.
+        // Leaf 7 exists on every CPU whose highest leaf is at least 7; else all bits count as
+        // clear.
         if __cpuid_count(0, 0).eax < 7 {
             return Features { has_clflushopt: false, has_clwb: false, has_movdir64b: false };
         }
@@ -146,9 +147,9 @@ unsafe fn movnti(dst: *mut u8, src: *const u8, lines: usize) {
 /// See [`plain`].
 #[target_feature(enable = "avx")]
 unsafe fn nt32(dst: *mut u8, src: *const u8, lines: usize) {
-    // SAFETY: reads and writes exactly `lines` lines. vzeroupper clears upper halves that the
-    // compiler must not rely on, as this says (out of every ymm register), and spares the SSE code
-    // that follows a penalty.
+    // SAFETY: reads and writes exactly `lines` lines. vzeroupper clears upper halves of registers;
+    // the clobbers (every ymm register) keep the compiler from relying on them. It spares the SSE
+    // code that follows a penalty.
     unsafe {
         asm!(
             "2:",
@@ -177,8 +178,8 @@ unsafe fn nt32(dst: *mut u8, src: *const u8, lines: usize) {
 /// See [`plain`].
 #[target_feature(enable = "avx512f")]
 unsafe fn nt64(dst: *mut u8, src: *const u8, lines: usize) {
-    // SAFETY: reads and writes exactly `lines` lines. Registers 16 and up have no SSE names, so
-    // there is no upper half to clear.
+    // SAFETY: reads and writes exactly `lines` lines. Registers 16 and up lack SSE names, so no
+    // upper half has to be cleared.
     unsafe {
         asm!(
             "2:",

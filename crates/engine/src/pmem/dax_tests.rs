@@ -1,5 +1,6 @@
 //! Mapped media: on tmpfs, on a disk, cut short, in use.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::super::conformance::conformance;
-use super::super::sink::FilePart;
+use super::super::copy_target::FilePart;
 use super::*;
 
 const LEN: u64 = 1 << 20;
@@ -19,7 +20,7 @@ fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-/// A folder beside the test's own program: on a disk, on most machines.
+/// A folder next to the test's own program, which is on a disk on most machines.
 fn folder_on_disk() -> tempfile::TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
@@ -146,7 +147,7 @@ fn a_medium_cut_short_fails_and_the_process_lives() {
         assert_eq!(pmem.load(8192, &mut bytes[..1]), Err(Status::Io));
         assert_eq!(pmem.load(100, &mut bytes[..100]), Ok(()));
         assert_eq!(bytes[..100], [7; 100]);
-        // Nothing can be promised any more.
+        // The medium cannot promise durability any more.
         pmem.store(0, &[1; 100]);
         assert_eq!([pmem.drain(), pmem.sync(), pmem.sync()], [Err(Status::Io); 3]);
         assert!(pmem.failure().unwrap().contains("cut short"));
@@ -154,13 +155,85 @@ fn a_medium_cut_short_fails_and_the_process_lives() {
         File::options().write(true).open(&path).unwrap().set_len(LEN).unwrap();
         assert_eq!(pmem.drain(), Err(Status::Io));
         assert!(pmem.failure().unwrap().contains("cut short, from 1048576 to 8192 bytes"));
-        assert_eq!(pmem.load(500_000, &mut bytes[..1]), Err(Status::Io), "nobody's zeroes");
+        assert_eq!(pmem.load(500_000, &mut bytes[..1]), Err(Status::Io), "not zeroes");
         drop(pmem);
         assert!(open(&path).drain().is_ok(), "a new user finds what there is");
     }
 }
 
-/// The kernel that copies meets the end, and says so.
+/// At rest: the stored data is inspected before the holes are filled.
+#[test]
+fn holes_of_a_file_with_data_are_known_until_its_space_is_reserved() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        let path = file(&folder, LEN);
+        let pmem = open(&path);
+        assert!(!pmem.was_hole(0, LEN), "a fresh file has its space");
+        for at in (0..LEN).step_by(4096) {
+            pmem.store(at, &[7; 4096]);
+        }
+        assert_eq!([pmem.drain(), pmem.sync()], [Ok(()), Ok(())]);
+        drop(pmem);
+        let other = File::options().write(true).open(&path).unwrap();
+        other.set_len(65536).unwrap();
+        other.set_len(LEN).unwrap();
+        let onlooker = DaxPmem::open_read_only(&path, Area::default()).unwrap();
+        assert_eq!(onlooker.hole_at_end(), Some(65536));
+        drop(onlooker);
+        let pmem = open(&path);
+        assert!(!pmem.was_hole(0, 65536) && pmem.was_hole(65535, 2) && pmem.was_hole(LEN - 1, 1));
+        assert_eq!(pmem.hole_at_end(), Some(65536));
+        pmem.reserve().unwrap();
+        assert!(!pmem.was_hole(0, LEN) && pmem.hole_at_end().is_none());
+        drop(pmem);
+        assert!(!open(&path).was_hole(0, LEN));
+    }
+}
+
+/// The file was not accessed while it was short, so no page fault showed the cut.
+#[test]
+fn a_medium_cut_and_made_as_long_again_while_idle_has_lost_what_was_there() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        for is_met_by_a_load in [false, true] {
+            let path = file(&folder, LEN);
+            let pmem = open(&path);
+            for at in (0..LEN).step_by(8192) {
+                pmem.store(at, &[7; 4096]);
+            }
+            assert_eq!([pmem.drain(), pmem.sync()], [Ok(()), Ok(())]);
+            // Zeroes that were never stored are valid as long as the file was not cut.
+            let mut bytes = [0; 512];
+            assert_eq!(pmem.load(500_000 / 8192 * 8192 + 4096, &mut bytes), Ok(()));
+            assert_eq!(pmem.failure(), None);
+            let other = File::options().write(true).open(&path).unwrap();
+            other.set_len(16384).unwrap();
+            other.set_len(LEN).unwrap();
+
+            if is_met_by_a_load {
+                let place = 500_000 / 8192 * 8192;
+                assert_eq!(pmem.load(place, &mut bytes), Err(Status::Io));
+                assert_eq!(pmem.load(place, &mut bytes), Err(Status::Io), "the page is back now");
+                let shared: OwnedFd = tempfile::tempfile().unwrap().into();
+                let into = FilePart::new(&shared, 0, 512).into();
+                assert_eq!(pmem.load_shared(place + 8192, into), Err(Status::Io));
+                assert_eq!(pmem.load(8192, &mut bytes), Ok(()));
+                assert_eq!(bytes, [7; 512]);
+            } else {
+                // On media where syncs only check, they check at most every 20 ms.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                assert_eq!(pmem.sync(), Err(Status::Io));
+            }
+            pmem.store(0, &[1; 100]);
+            assert_eq!([pmem.drain(), pmem.sync()], [Err(Status::Io); 2]);
+            let failure = pmem.failure().unwrap();
+            assert!(
+                failure.contains("cut short") && failure.contains("extended again"),
+                "{failure}"
+            );
+        }
+    }
+}
+
+/// The kernel meets the end while it copies, and the call returns an error.
 #[test]
 fn a_medium_cut_short_fails_the_call_that_copies_it_elsewhere() {
     for folder in [folder_in_memory(), folder_on_disk()] {
@@ -181,7 +254,7 @@ fn a_medium_cut_short_fails_the_call_that_copies_it_elsewhere() {
     }
 }
 
-/// What is wrong with the place where data should go is nothing that is wrong with the medium.
+/// An error of the copy's target is not an error of the medium.
 #[test]
 fn a_place_that_takes_no_data_fails_the_call_and_not_the_medium() {
     let folder = folder_in_memory();
@@ -243,7 +316,7 @@ fn a_failed_sync_is_never_retried_into_success() {
     assert_eq!(pmem.sync(), Ok(()));
     // A hole in the mapping is an error of msync that a test can cause, and undo.
     let last_page = pmem.mapping.place(LEN - 4096, 4096).cast();
-    // SAFETY: nobody touches the page while it is away.
+    // SAFETY: the page is not accessed while it is unmapped.
     unsafe { munmap(last_page, 4096).unwrap() };
     assert_eq!(pmem.sync(), Err(Status::Io));
     let (protection, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
@@ -303,7 +376,7 @@ fn a_part_conforms_and_leaves_its_neighbours_alone() {
         conformance(&pmem);
         pmem.store(0, &[9; 8]);
         pmem.drain().and_then(|()| pmem.sync()).unwrap();
-        // The lock is that of the whole.
+        // The lock covers the whole medium.
         let whole = DaxPmem::open(&path, DaxOptions::default());
         assert_eq!(whole.unwrap_err().kind(), Kind::Busy);
         drop(pmem);
@@ -335,19 +408,19 @@ fn a_part_begins_at_a_page_and_fails_when_its_file_is_cut() {
     assert_eq!(pmem.drain(), Err(Status::Io));
 }
 
-/// What is looked at is what is stored, whatever its owner stores there meanwhile.
+/// The fingerprint belongs to the stored bytes, even if the memory's owner changes the source.
 #[test]
 fn what_others_change_is_loaded_once() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    use crate::foreign::Foreign;
-    use crate::look::look_of;
+    use crate::base::fingerprint::fingerprint_of;
+    use crate::pmem::client_memory::ClientMemory;
 
     let folder = folder_in_memory();
     let pmem = open(&file(&folder, LEN));
     let memfd = memfd_create("changing", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memfd, 8192).unwrap();
-    let memory = Foreign::map(&memfd, 0, 8192).unwrap();
+    let memory = ClientMemory::map(&memfd, 0, 8192).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -364,7 +437,7 @@ fn what_others_change_is_loaded_once() {
             let look = pmem.store_shared(at, memory.shared(512, 4096));
             pmem.drain().unwrap();
             pmem.load(at, &mut stored).unwrap();
-            assert_eq!(look, look_of(&stored), "at {at}");
+            assert_eq!(look, fingerprint_of(&stored), "at {at}");
         }
         is_over.store(true, Ordering::Relaxed);
     });

@@ -1,10 +1,10 @@
-//! Opening a cache device: its kind, its length, its lock, and what makes it durable.
+//! Opening a cache device: its kind, its length, its lock, and the method that makes it durable.
 //!
-//! 1. Nothing is assumed: what makes stores durable follows from what the kernel says of the opened
-//!    file (its type, its file system, whether MAP_SYNC is accepted). Where the kernel says
-//!    nothing, `msync` is used, which is right everywhere but on DAX devices.
+//! 1. No property is assumed. The kernel's information about the opened file (its type, its file
+//!    system, whether MAP_SYNC is accepted) decides how stores become durable. Without such
+//!    information `msync` is used, which is correct everywhere except on DAX devices.
 //! 2. A medium is written by one owner at a time: an exclusive lock on a file or DAX device; O_EXCL
-//!    on a block device, which keeps mounts and other users out as well.
+//!    on a block device, which also keeps out mounts and other users.
 //! 3. A block device is never taken for DAX because of its `queue/dax`: that describes file systems
 //!    on it, while its own pages go through the page cache. If MAP_SYNC is accepted, it is DAX.
 
@@ -18,16 +18,16 @@ use rustix::io::Errno;
 
 use super::Persistence;
 use super::copy::CAN_FLUSH;
-use crate::area::Area;
+use crate::base::area::Area;
 use crate::error::{Error, Kind, Result};
 use crate::units::SECTOR;
 
-/// What a medium is opened for.
+/// The purpose of opening a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// To inspect, even while it is in use.
     ReadOnly,
-    /// To read, while nothing may change it.
+    /// To read, while no process may change it.
     Shared,
     /// To use, alone.
     Exclusive,
@@ -52,7 +52,7 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) name: String,
     pub(super) kernel_name: String,
-    /// The first byte of the part that is meant; of one that is used, a multiple of `page_bytes`.
+    /// The first byte of the used part; if the part is written, a multiple of `page_bytes`.
     pub(super) start: u64,
     /// The bytes of that part.
     pub(super) len_bytes: u64,
@@ -96,7 +96,7 @@ pub(super) fn open(path: &Path, access: Access, area: Area) -> Result<Opened> {
 
 fn in_use(name: &str) -> Error {
     let message = format!(
-        "cache device {name} is in use: another udm device, a mount or another program has it; \
+        "cache device {name} is in use: another udm device, a mount or another program uses it; \
          release it there first"
     );
     Error::new(Kind::Busy, message)
@@ -147,7 +147,7 @@ fn identify(mut file: File, device: &str, area: Area, access: Access) -> Result<
     if len_bytes == 0 {
         return Err(Error::new(Kind::NoSpace, format!("cache device {name} has a size of 0")));
     }
-    // What is used as a disk may be inspected, too.
+    // A cache on a disk, at any sector, may be inspected as well.
     let unit = if access == Access::Exclusive { page_bytes as u64 } else { SECTOR };
     let part = area.on(device, len_bytes, (unit, SECTOR))?;
     Ok(Opened {
@@ -182,7 +182,7 @@ struct DaxGeometry {
     is_volatile: bool,
 }
 
-/// Reads the geometry of the character device that `folder` in sysfs stands for.
+/// Reads the geometry of the character device that `folder` in sysfs describes.
 fn dax_geometry(folder: &Path, name: &str) -> Result<DaxGeometry> {
     let subsystem = std::fs::read_link(folder.join("subsystem")).unwrap_or_default();
     if subsystem.file_name() != Some("dax".as_ref()) {
@@ -193,14 +193,14 @@ fn dax_geometry(folder: &Path, name: &str) -> Result<DaxGeometry> {
         std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()
     };
     let len_bytes = number("size").ok_or_else(|| {
-        Error::new(Kind::Io, format!("the kernel does not tell the size of DAX device {name}"))
+        Error::new(Kind::Io, format!("the kernel does not report the size of DAX device {name}"))
     })?;
     // The place of `align` has changed over time; every driver starts from 2 MiB.
     let places = ["align", "device/align", "../dax_region/align", "device/dax_region/align"];
     let align_bytes = places.into_iter().find_map(number).unwrap_or(2 << 20) as usize;
     if !align_bytes.is_power_of_two() || !len_bytes.is_multiple_of(align_bytes as u64) {
         let message = format!(
-            "DAX device {name} has {len_bytes} bytes in pages of {align_bytes}, which cannot be"
+            "DAX device {name} has {len_bytes} bytes in pages of {align_bytes}, which is invalid"
         );
         return Err(Error::new(Kind::Io, message));
     }
@@ -210,8 +210,8 @@ fn dax_geometry(folder: &Path, name: &str) -> Result<DaxGeometry> {
     Ok(DaxGeometry { len_bytes, align_bytes, is_volatile })
 }
 
-/// What makes stores to a medium durable. `is_synchronous`: MAP_SYNC was accepted. `wish`: what the
-/// user chose.
+/// The method that makes stores to a medium durable. `is_synchronous`: MAP_SYNC was accepted.
+/// `wish`: the user's choice.
 pub(super) fn decide(
     nature: Nature,
     is_synchronous: bool,
@@ -244,20 +244,20 @@ pub(super) fn decide(
     }
     if persistence == Persistence::Msync && is_dax_device {
         let message =
-            format!("cache device {name}: a DAX device has no msync; leave out persist=msync");
+            format!("cache device {name}: a DAX device lacks msync; leave out persist=msync");
         return Err(Error::new(Kind::Invalid, message));
     }
     let mut description = match (is_volatile, persistence) {
-        (true, _) => format!("{what}: survives the server, but is VOLATILE: lost with power"),
+        (true, _) => format!("{what}: survives the server, but is VOLATILE: lost at a power cut"),
         (_, Persistence::Cpu) => format!("{what}: stores are durable once flushed from the CPU"),
         (_, Persistence::Msync) => format!("{what}: stores are durable after msync"),
     };
     match wish {
         Some(Persistence::Cpu) if found != persistence => {
-            description.push_str(" (persist=cpu was asked for; msync would be needed)");
+            description.push_str(" (because of persist=cpu; msync would be needed)");
         }
         Some(Persistence::Msync) if found != persistence => {
-            description.push_str(" (by msync, as persist=msync asks)");
+            description.push_str(" (by msync, because of persist=msync)");
         }
         _ => {}
     }

@@ -1,5 +1,6 @@
-//! What is left of a cache device that was cut short, with its old length, to inspect it. The
-//! missing part fails to be read as bad sectors do, so code that can handle those can handle this.
+//! The rest of a cache device that was cut short, presented with its old length, to inspect it.
+//! Reads of the missing part fail as reads of bad sectors do, so code that can handle bad sectors
+//! can also handle a missing part.
 
 use super::{Medium, Pmem};
 use crate::error::Status;
@@ -9,13 +10,24 @@ use crate::sync::Arc;
 #[derive(Debug)]
 pub struct Rest {
     left: Arc<dyn Pmem>,
+    left_bytes: u64,
     len_bytes: u64,
 }
 
 impl Rest {
-    /// `left`, with the length `len_bytes`; `left` itself, if it is that long.
+    /// `left`, with the length `len_bytes`; unchanged if it has that length.
     pub fn of(left: Arc<dyn Pmem>, len_bytes: u64) -> Arc<dyn Pmem> {
-        if len_bytes <= left.len_bytes() { left } else { Arc::new(Rest { left, len_bytes }) }
+        let left_bytes = left.len_bytes();
+        if len_bytes <= left_bytes {
+            return left;
+        }
+        Arc::new(Rest { left, left_bytes, len_bytes })
+    }
+
+    /// `whole`, of which only the first `left_bytes` count.
+    pub fn of_cut(whole: Arc<dyn Pmem>, left_bytes: u64) -> Arc<dyn Pmem> {
+        let len_bytes = whole.len_bytes();
+        Arc::new(Rest { left: whole, left_bytes: left_bytes.min(len_bytes), len_bytes })
     }
 }
 
@@ -25,7 +37,15 @@ impl Pmem for Rest {
     }
 
     fn left_bytes(&self) -> u64 {
-        self.left.len_bytes()
+        self.left_bytes
+    }
+
+    fn was_hole(&self, at: u64, len: u64) -> bool {
+        self.left.was_hole(at, len)
+    }
+
+    fn hole_at_end(&self) -> Option<u64> {
+        self.left.hole_at_end()
     }
 
     fn medium(&self) -> &Medium {
@@ -82,6 +102,10 @@ mod tests {
         assert_eq!(bytes, [7; 16]);
         assert_eq!(rest.load(8177, &mut bytes), Err(Status::Io));
         assert_eq!(rest.load(16368, &mut bytes), Err(Status::Io));
+        let rest = Rest::of_cut(left(), 4096);
+        assert_eq!((rest.len_bytes(), rest.left_bytes()), (8192, 4096));
+        assert_eq!(rest.load(4080, &mut bytes), Ok(()));
+        assert_eq!(rest.load(4096, &mut bytes), Err(Status::Io));
         let whole = Rest::of(left(), 4096);
         assert_eq!((whole.len_bytes(), whole.left_bytes()), (8192, 8192));
     }

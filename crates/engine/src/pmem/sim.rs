@@ -1,17 +1,18 @@
-//! The malicious twin: memory whose crashes keep as little, and as oddly, as the contract allows.
+//! A malicious simulated medium: after a crash, memory has as little of the pending data, and in as
+//! odd a form, as the contract allows.
 //!
 //! 1. `load` sees every store immediately, as the CPU that made it would.
 //! 2. A store is *pending* until the thread that made it drains (`Persistence::Cpu`), or until it
-//!    was drained and any thread syncs (`Persistence::Msync`). What is no longer pending survives
-//!    every crash.
-//! 3. Pending stores are cut into 8-byte words at 8-byte borders. A crash keeps or loses each
-//!    word as a whole. Every cache line decides for itself: mostly it keeps a prefix of its words
-//!    in store order (the cache wrote the line back once), sometimes any subset (write-combining
+//!    was drained and any thread syncs (`Persistence::Msync`). A store that is not pending any more
+//!    survives every crash.
+//! 3. Pending stores are cut into 8-byte words at 8-byte borders. A crash keeps or loses each word
+//!    as a whole. Every cache line decides for itself: mostly it keeps a prefix of its words in
+//!    store order (the cache wrote the line back once), sometimes any subset (write-combining
 //!    buffers leave in pieces).
 //! 4. Everything random comes from the caller's `Prng`, and lines are visited in ascending order,
 //!    so that a seed replays.
 //!
-//! Pages exist once they hold something, and are shared with crashed copies until written, so a
+//! Pages are allocated at their first store, and are shared with crashed copies until written, so a
 //! medium of 512 MiB costs what was stored to it.
 
 mod state;
@@ -95,8 +96,8 @@ impl SimPmem {
         })
     }
 
-    /// As [`SimPmem::crash`], but the caller says how many of its pending words each line keeps:
-    /// `prefix(line, words)` is asked in ascending order of line (address / 64).
+    /// As [`SimPmem::crash`], but the caller chooses how many of its pending words each line keeps:
+    /// `prefix(line, words)` is called in ascending order of line (address / 64).
     pub fn crash_with(&self, mut prefix: impl FnMut(u64, usize) -> usize) -> SimPmem {
         self.crash_words(|line, kept| {
             let prefix = prefix(line, kept.len());
@@ -141,17 +142,17 @@ impl SimPmem {
         state.pending_words().iter().map(|(line, words)| (*line, words.len())).collect()
     }
 
-    /// Saves the state as it is just before the `n`-th fence (`drain` or `sync`) from now, 1 being
-    /// the next; [`SimPmem::take_cut`] returns it.
+    /// Saves the state just before the `n`-th fence (`drain` or `sync`) from now, 1 being the next;
+    /// [`SimPmem::take_cut`] returns it.
     pub fn arm_cut(&self, n: u64) {
-        assert!(n > 0, "the fence before the next one is over");
+        assert!(n > 0, "the cut is after a future fence");
         let mut state = self.state();
         state.cut_in = Some(n);
         state.cut = None;
     }
 
-    /// As [`SimPmem::arm_cut`], and saves `memory` as it is at that moment, too, for
-    /// [`SimPmem::memory_at_cut`]. A server that dies leaves both as they are then.
+    /// As [`SimPmem::arm_cut`], and also saves `memory` at that moment, for
+    /// [`SimPmem::memory_at_cut`]. A server that dies leaves both in that state.
     pub fn arm_cut_with(&self, n: u64, memory: SharedWords) {
         self.arm_cut(n);
         self.state().beside = Some(memory);

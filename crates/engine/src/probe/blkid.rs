@@ -1,7 +1,7 @@
 //! The system's libblkid, loaded on demand if it is installed, never linked.
 //!
-//! The library is asked for types, names and places only. If it fails in any way, that counts as
-//! not having it: our own table is used in any case.
+//! The library is asked for types, names and places only. If the library fails in any way, it
+//! counts as not installed: udm's own table is used in any case.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ const NAMES: [&CStr; 2] = [c"libblkid.so.1", c"libblkid.so"];
 const SUPERBLOCK_FLAGS: c_int = 1 << 5 | 1 << 9;
 /// BLKID_PARTS_MAGIC.
 const PARTITION_FLAGS: c_int = 1 << 3;
-/// Of a device that everything was written to, one after the other.
+/// The most findings on a device, which may have remains of many formats.
 const FINDINGS_MAX: usize = 32;
 
 struct Library {
@@ -40,14 +40,14 @@ struct Library {
     lookup: Lookup,
 }
 
-/// What the library finds in the `len` bytes at byte `start` of the device at `path`; none if it
-/// cannot be asked.
+/// The library's findings in the `len` bytes at byte `start` of the device at `path`; none if the
+/// library cannot be used.
 pub fn look(path: &str, start: u64, len: u64) -> Option<Vec<Finding>> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(find).as_ref()?;
     let (start, len) = (i64::try_from(start).ok()?, i64::try_from(len).ok()?);
     let file = File::open(path).ok()?;
-    // SAFETY: makes a probe, or says NULL if it cannot.
+    // SAFETY: makes a probe, or returns NULL if it cannot.
     let probe = unsafe { (library.new)() };
     if probe.is_null() {
         return None;
@@ -112,8 +112,8 @@ fn find() -> Option<Library> {
         let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
         (!symbol.is_null()).then_some(symbol)
     };
-    // SAFETY: the signatures are those of the library's header, blkid.h, for as long as it has had
-    // this version number.
+    // SAFETY: the signatures are as in the library's header, blkid.h, in all releases with this
+    // version number.
     unsafe {
         use std::mem::transmute;
         Some(Library {

@@ -1,15 +1,16 @@
-//! What a device holds that udm did not put there: file systems, RAID members, partition tables,
-//! caches. Both devices are probed before a format.
+//! Finds foreign content on a device: file systems, RAID members, partition tables, caches. Both
+//! devices are probed before a format.
 //!
 //! 1. Two probes are used: the system's libblkid, where it is installed and the device has a path,
-//!    and a table of our own, which also knows what libblkid does not (dm-cache, dm-pcache, the end
-//!    of a device).
-//! 2. Nothing is ever written. What cannot be read counts as holding nothing known.
-//! 3. Finding nothing does not mean that there is nothing: a format also checks for zeroes where it
-//!    will write.
+//!    and a table of our own, which also knows formats and places that libblkid does not know
+//!    (dm-cache, dm-pcache, the end of a device).
+//! 2. A probe never writes. Unreadable bytes count as bytes without a signature.
+//! 3. A device without findings is not necessarily empty: a format also checks that the bytes that
+//!    it will write are zero, and searches for data beyond them (`behind`).
 
 use std::collections::BTreeMap;
 
+mod behind;
 mod beside;
 mod blkid;
 mod signatures;
@@ -21,10 +22,11 @@ use crate::pmem::Pmem;
 use crate::sync::Arc;
 use crate::units::{KIB, SECTOR};
 
-/// Something that was found.
+/// A signature that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its name, as libblkid has it where that knows it: `ext4`, `LVM2_member`, `gpt`.
+    /// The name of the format, as in libblkid if libblkid knows the format: `ext4`, `LVM2_member`,
+    /// `gpt`.
     pub name: String,
     /// The first byte of the signature.
     pub at: u64,
@@ -38,7 +40,7 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// What a persistent memory that is to be formatted holds from byte `start` on, or lies within.
+/// The findings on a persistent memory that is to be formatted from byte `start` on, and around it.
 pub fn pmem(pmem: &dyn Pmem, start: u64) -> Vec<Finding> {
     let load = |at: u64, into: &mut [u8]| pmem.load(at, into).is_ok();
     let place = pmem.open_as().map(|path| (path, pmem.begins_at()));
@@ -68,14 +70,38 @@ fn with_beside(
     found
 }
 
-/// What a disk holds from byte `start` on.
+/// The findings on a disk from byte `start` on.
 pub fn disk(disk: &Arc<dyn Disk>, start: u64) -> Vec<Finding> {
     let load = |at: u64, into: &mut [u8]| load_disk(disk, at, into);
     let place = disk.open_as().map(|path| (path, disk.begins_at()));
     look(disk.limits().size_bytes, start, place, &load)
 }
 
-/// The sentence about `found`, naming no more of them than can be read comfortably.
+/// Data on a persistent memory that is to be formatted from byte `start` on, where neither a known
+/// signature nor a place that the format writes shows it.
+pub fn data_on_pmem(pmem: &dyn Pmem, start: u64) -> Option<u64> {
+    let load = |at: u64, into: &mut [u8]| pmem.load(at, into).is_ok();
+    let place = pmem.open_as().map(|path| (path, pmem.begins_at()));
+    behind::find(place, (start, pmem.len_bytes()), &load, &|_, _| false)
+}
+
+/// The same for a disk. `is_known`: whether a block of 4 KiB, with its number, may be overwritten.
+pub fn data_on_disk(
+    disk: &Arc<dyn Disk>,
+    start: u64,
+    is_known: &dyn Fn(u64, &[u8]) -> bool,
+) -> Option<u64> {
+    let load = |at: u64, into: &mut [u8]| load_disk(disk, at, into);
+    let place = disk.open_as().map(|path| (path, disk.begins_at()));
+    behind::find(place, (start, disk.limits().size_bytes), &load, is_known)
+}
+
+/// The refusal to format over such data.
+pub fn data_found(at: u64) -> String {
+    format!("it holds data (byte {at}): --force-format overwrites it")
+}
+
+/// The sentence about `found`, with the first few of them.
 pub fn listed(found: &[Finding]) -> String {
     const SHOWN: usize = 3;
     let shown: Vec<String> = found.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -83,9 +109,9 @@ pub fn listed(found: &[Finding]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Why a device is not formatted, if there is a reason. `found`: what is on it. `is_blank`: all
-/// that the format would write is zero. `origin`: what is on the slow device. `order`: the devices
-/// as the table wants them.
+/// The reason to refuse to format a device, if there is one. `found`: the findings on it.
+/// `is_blank`: all bytes that the format would write are zero. `origin`: the findings on the slow
+/// device. `order`: the devices in the order of the table's words.
 pub fn objection(
     found: &[Finding],
     is_blank: bool,
@@ -93,7 +119,9 @@ pub fn objection(
     (origin_name, order): (&str, &str),
 ) -> Option<String> {
     let cache = origin.iter().find(|finding| finding.is_cache);
-    let swapped = |why: &str| format!("{origin_name} {why}: the two look swapped (it is {order})");
+    let swapped = |why: &str| {
+        format!("{origin_name} {why}: the two devices may be swapped (the order is {order})")
+    };
     let holds = match (found, is_blank) {
         ([], true) => {
             let cache = cache?;
@@ -107,7 +135,7 @@ pub fn objection(
     let hint = match cache {
         Some(cache) => format!("; {}", swapped(&format!("holds {cache}"))),
         None if has_contents && origin.is_empty() => {
-            format!("; {}", swapped("holds nothing that is known"))
+            format!("; {}", swapped("holds no known format"))
         }
         None => String::new(),
     };
@@ -153,11 +181,12 @@ impl Window<'_> {
     }
 }
 
-/// `place`: where a library can open the device itself, and where on that the part begins.
+/// `place`: the path where a library can open the device itself, and the byte where the part begins
+/// on it.
 fn look(size: u64, start: u64, place: Option<(String, u64)>, load: Load<'_>) -> Vec<Finding> {
     let mut window = Window { size, load, pieces: BTreeMap::new() };
     let mut found = signatures::look(&mut window);
-    // The system's own words where it knows the same thing.
+    // The names of the system's library replace udm's own names for the same finding.
     let others = place.and_then(|(path, begins_at)| blkid::look(&path, begins_at, size));
     for finding in others.into_iter().flatten() {
         match found.iter().position(|known| known.at == finding.at) {
@@ -172,7 +201,7 @@ fn look(size: u64, start: u64, place: Option<(String, u64)>, load: Load<'_>) -> 
     found
 }
 
-/// Reads whole blocks around what is wanted.
+/// Reads the whole blocks around the wanted bytes.
 fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> bool {
     let unit = u64::from(disk.limits().block_bytes).max(SECTOR);
     let first = at / unit * unit;
@@ -188,6 +217,8 @@ fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> bool {
         is_good
     })
 }
+
+pub use behind::{blank_disk, blank_pmem};
 
 #[cfg(test)]
 mod tests;

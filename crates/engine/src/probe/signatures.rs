@@ -1,4 +1,4 @@
-//! The table: magic numbers and where they stand, from the formats' own documents.
+//! The table: magic numbers and their positions, from the formats' own documents.
 //!
 //! A line of the table is a name and bytes at a place, counted from the start or, as "this many
 //! bytes before the end", from the end. Signatures that need more than that have a function below.
@@ -6,7 +6,7 @@
 use super::{Finding, Window};
 use crate::units::KIB;
 
-/// Where a magic number stands.
+/// The position of a magic number.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Start(u64),
@@ -15,7 +15,7 @@ enum At {
 
 use At::{End, Start};
 
-/// Signatures of what is not a cache.
+/// Signatures of formats other than caches.
 const CONTENTS: &[(&str, At, &[u8])] = &[
     ("ext2, ext3 or ext4", Start(1080), b"\x53\xEF"),
     ("xfs", Start(0), b"XFSB"),
@@ -80,7 +80,7 @@ const CONTENTS: &[(&str, At, &[u8])] = &[
     ("vhd image", End(512), b"conectix"),
 ];
 
-/// This many of [`CACHES`] are served by udm.
+/// udm serves this many of [`CACHES`], the first ones.
 const OURS: usize = 3;
 
 /// Signatures of cache devices.
@@ -101,7 +101,7 @@ pub fn cache_of_ours(front: &[u8]) -> Option<&'static str> {
     CACHES[..OURS].iter().find(is_there).map(|(name, ..)| *name)
 }
 
-/// All signatures of the table that are there.
+/// All signatures of the table that the device has.
 pub fn look(window: &mut Window<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     let both = [(CONTENTS, false), (CACHES, true)];
@@ -159,7 +159,7 @@ fn zfs(window: &mut Window<'_>) -> Option<(&'static str, u64)> {
     None
 }
 
-/// A partition table of the old kind, which many other things look like: reported last.
+/// A partition table of the old kind. Many other formats look like it, so it is reported last.
 fn partitions(window: &mut Window<'_>) -> Option<(&'static str, u64)> {
     let sector = window.bytes(0, 512)?;
     let entries: Vec<&[u8]> = sector[446..510].chunks(16).collect();

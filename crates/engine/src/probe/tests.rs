@@ -1,4 +1,5 @@
-//! Every line of the table is found where it stands, on memory and on disks; nothing else is.
+//! Every line of the table is found at its position, on memory and on disks, and no other signature
+//! is found.
 
 use super::*;
 use crate::disk::RamDisk;
@@ -8,7 +9,7 @@ use crate::prng::Prng;
 
 const SIZE: u64 = 8 << 20;
 
-/// What is found on a device with these bytes at these places.
+/// The findings on a device with these bytes at these places.
 fn found_on(size: u64, places: &[(u64, &[u8])]) -> Vec<Finding> {
     let memory = SimPmem::new(size, Persistence::Cpu);
     let ram = Arc::new(RamDisk::new(size, 4096));
@@ -63,7 +64,7 @@ fn what_is_nothing_is_not_taken_for_something() {
     let mut prng = Prng::new(3);
     let noise: Vec<u8> = (0..SIZE).map(|_| prng.below(256) as u8).collect();
     assert_eq!(found_on(SIZE, &[(0, &noise)]), []);
-    // A boot sector of something that is no partition table.
+    // A boot sector that is not a partition table.
     assert_eq!(found_on(SIZE, &[(446, &[7; 64]), (510, b"\x55\xAA")]), []);
     for size in [512, 4096, 65_536, 200_000 / 512 * 512] {
         assert_eq!(found_on(size.max(4096), &[]), []);
@@ -77,7 +78,7 @@ fn a_partition_table_is_found_where_nothing_else_is() {
     sector[64..].copy_from_slice(b"\x55\xAA");
     let found = found_on(SIZE, &[(446, &sector)]);
     assert_eq!(listed(&found), "dos partition table (byte 510)");
-    // The one that stands in front of a GPT is not reported.
+    // The partition table in front of a GPT is not reported.
     let found = found_on(SIZE, &[(446, &sector), (512, b"EFI PART")]);
     assert_eq!(listed(&found), "gpt (byte 512)");
 }
@@ -102,8 +103,13 @@ fn objections_say_what_they_see() {
     assert_eq!(said(&[], true, &[]), "");
     assert!(said(&[], false, &ext4).starts_with("it is not empty"));
     assert!(said(&ext4, true, &ext4).ends_with("--force-format overwrites it"));
-    assert!(said(&ext4, false, &[]).contains("the two look swapped (it is pcache CACHE"));
-    assert!(said(&ext4, false, &cache).contains("/dev/slow holds pcache (byte 0): the two look"));
+    assert!(
+        said(&ext4, false, &[])
+            .contains("the two devices may be swapped (the order is pcache CACHE")
+    );
+    assert!(
+        said(&ext4, false, &cache).contains("/dev/slow holds pcache (byte 0): the two devices")
+    );
     assert!(said(&[], true, &cache).contains("it is empty, and /dev/slow holds pcache"));
 }
 
@@ -122,7 +128,8 @@ fn the_systems_library_is_asked_where_it_is() {
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     assert!(blkid::look(path.to_str().unwrap(), 0, 1 << 20).is_none_or(|found| found.is_empty()));
     assert!(blkid::look("/does/not/exist", 0, 512).is_none());
-    // In a part of something, places count from the part's start, and nothing else is seen.
+    // In a part of a device, places count from the part's start, and bytes outside of the part are
+    // not read.
     std::fs::write(&path, [vec![0; 4096], image, vec![0; 4096]].concat()).unwrap();
     let at = |start, len| blkid::look(path.to_str().unwrap(), start, len);
     assert!(at(4096, 1 << 20).is_none_or(|found| listed(&found) == "swap (byte 4086)"));
@@ -146,6 +153,6 @@ fn a_cache_in_the_middle_is_found_before_a_format() {
     ram.load_image(&image);
     let ram: Arc<dyn Disk> = ram;
     assert_eq!(listed(&cache_disk(&ram, 0)), "pcache (byte 5242880)");
-    // An origin is not searched like that.
+    // The probe of an origin does not search for such data.
     assert!(disk(&ram, 0).is_empty());
 }

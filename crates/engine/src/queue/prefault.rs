@@ -1,6 +1,6 @@
-//! Maps the pages of a cache device in memory while the first requests are already served: a page
-//! fault costs as much as a request, and mapping all of a large device before the first request
-//! would take seconds.
+//! Maps the pages of a cache device in memory in the background, while the first requests are
+//! already served. A page fault costs as much as a request, and mapping all of a large device
+//! before the first request would take seconds.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ const STEP_BYTES: u64 = 256 * KIB;
 /// The first request comes first.
 const BEGIN_AFTER: Duration = Duration::from_millis(100);
 
-/// Starts a thread that maps all pages of `pmem`. It ends when that is done, or when the device
-/// is closed. If the thread cannot be started, nothing is lost but speed.
+/// Starts a thread that maps all pages of `pmem`. It ends when all pages are mapped, or when the
+/// device is closed. If the thread cannot be started, requests work but are slower.
 pub fn prefault(pmem: &Arc<DaxPmem>) {
     let len = pmem.len_bytes();
     let pmem = Arc::downgrade(pmem);

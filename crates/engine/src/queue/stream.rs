@@ -1,18 +1,18 @@
 //! The role of a queue that serves a client: one conversation over a stream socket.
 //!
-//! While nothing of a client is in flight, only the client can cause work. Then its thread sends
-//! and receives with plain calls and sleeps in the socket: the thread that wakes a sleeper there
-//! tells the scheduler that it will sleep itself next, so that a client which waits for each answer
-//! and its server take turns on one core. The ring cannot say so, and an idle core takes longer to
-//! wake than a request takes to serve.
+//! While the client has no request in flight, only the client can cause work. Then the thread sends
+//! and receives with plain calls and sleeps in the socket. A thread that wakes another one through
+//! a socket tells the scheduler that it will sleep itself next, so a client that waits for each
+//! answer and its server take turns on one core. The ring has no such hint, and an idle core takes
+//! longer to wake than a request takes to serve.
 //!
-//! As soon as a request waits for a disk, or for room, everything goes through the ring: sending
-//! the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting for the
-//! first of them to end are one call into the kernel.
+//! As soon as a request waits for a disk, or for free space, all calls go through the ring. Sending
+//! the answers of a turn, asking for the next bytes, starting disk I/O and waiting for the first
+//! completion are then one system call.
 //!
-//! A thread that sleeps in the socket is not woken through its queue. It need not be: it has no
-//! bios that wait for anything, and [`Queue::stop`](super::Queue::stop) ends its sleep by shutting
-//! the socket's receiving side.
+//! A thread that sleeps in the socket cannot be woken through its queue. This is not needed: it has
+//! no waiting bios, and [`Queue::stop`](super::Queue::stop) ends its sleep by shutting the socket's
+//! receiving side.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ enum Asks {
     Send,
 }
 
-type Desk = crate::ring::Desk<Asks, DiskIo>;
+type SubmissionQueue = crate::ring::SubmissionQueue<Asks, DiskIo>;
 
 /// Most buffers that are sent with one call; the rest follows.
 const SEND_BUFFERS_MAX: usize = 64;
@@ -58,9 +58,9 @@ pub struct Space {
 
 /// The dialogue with one client over a stream socket, as a pure state machine.
 ///
-/// 1. The space given out by `incoming` comes back through `received` before the next one is asked
-///    for, and each buffer of `outgoing` comes back through `sent`, unless the socket broke.
-/// 2. Each bio handed out comes back through `finished`, unless the queue had to stop.
+/// 1. The space given out by `incoming` is returned through `received` before the next one is asked
+///    for, and each buffer of `outgoing` is returned through `sent`, unless the socket broke.
+/// 2. Each bio handed out is returned through `finished`, unless the queue had to stop.
 pub trait Conversation: Send {
     /// Where the next bytes go; `None` while none are wanted.
     fn incoming(&mut self) -> Option<Space>;
@@ -83,13 +83,13 @@ pub trait Conversation: Send {
     /// All bytes of `buffer` were sent.
     fn sent(&mut self, buffer: Buffer, bios: &mut VecDeque<Bio>, pool: &mut BufferPool);
 
-    /// Requests that are late ([`LATE_SECONDS`](crate::device::LATE_SECONDS)), when it is time to
-    /// look for them; an empty list when none is any more.
-    fn late(&mut self, _now: Nanos) -> Option<Vec<InFlight>> {
+    /// Slow requests, those in flight for more than [`SLOW_SECONDS`](crate::device::SLOW_SECONDS),
+    /// when it is time to look for them; an empty list when none is slow any more.
+    fn slow(&mut self, _now: Nanos) -> Option<Vec<InFlight>> {
         None
     }
 
-    /// Continues what waited for something that causes no event. Called once in a turn.
+    /// Continues work that waited for a change that causes no event. Called once in a turn.
     fn go_on(&mut self, _now: Nanos, _bios: &mut VecDeque<Bio>, _pool: &mut BufferPool) {}
 
     /// Notes the time; returns when to call again.
@@ -98,14 +98,14 @@ pub trait Conversation: Send {
     /// Takes no more requests; those in flight are answered.
     fn close(&mut self);
 
-    /// The socket failed: nothing can be sent or received any more.
+    /// The socket failed: bytes can no longer be sent or received.
     fn broken(&mut self);
 
-    /// Whether nothing is in flight and nothing will be sent: the socket may be closed.
+    /// Whether no request is in flight and no more bytes will be sent, so the socket may be closed.
     fn is_over(&self) -> bool;
 
-    /// Whether somebody else goes on with the socket, so that only this side's part is closed.
-    fn is_passed_on(&self) -> bool {
+    /// Whether another thread continues with the socket, so that only this side's part is closed.
+    fn is_handed_over(&self) -> bool {
         false
     }
 }
@@ -115,13 +115,13 @@ pub trait Conversation: Send {
 pub struct Socket {
     /// It.
     pub stream: OwnedFd,
-    /// Whether it may be looked at for a moment before the thread sleeps in it, if that pays.
+    /// Whether the thread may poll the socket for a moment before it sleeps in it, if that pays.
     pub is_watched: bool,
 }
 
 impl Queue {
     /// Serves one client of `device` over `socket`. `farewell` is called on the queue's thread when
-    /// the conversation is over, with what is left of it.
+    /// the conversation has ended, with its final state.
     pub fn serve<C: Conversation + 'static>(
         name: &str,
         device: &Arc<Device>,
@@ -180,14 +180,14 @@ impl<C: Conversation, F> Client<C, F> {
         }
     }
 
-    /// Whether only the client can cause work. I/O of disks does too, even when a target does it
-    /// for more than this client.
+    /// Whether only the client can cause work. Disk I/O also causes work, even when a target does
+    /// it for other clients as well.
     fn is_alone(&self, ring: &Ring) -> bool {
         let is_at_rest = self.driver.is_quiet() && ring.awaited() == 0;
         is_at_rest && self.sending.is_none() && self.receiving.is_none()
     }
 
-    /// Waits in the socket until bytes come, and takes them. False if no bytes are expected.
+    /// Waits in the socket until bytes arrive, and takes them. False if no bytes are expected.
     fn receive_alone(&mut self, core: &Core<Asks>) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
@@ -210,8 +210,9 @@ impl<C: Conversation, F> Client<C, F> {
         }
     }
 
-    /// Sends what waits, as much as the socket takes without blocking; the ring sends the rest.
-    fn send_alone(&mut self, desk: &mut Desk) {
+    /// Sends the waiting bytes, as many as the socket takes without blocking; the ring sends the
+    /// rest.
+    fn send_alone(&mut self, submissions: &mut SubmissionQueue) {
         while let Some(buffer) = self.conversation.outgoing() {
             let len = buffer.len();
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -222,7 +223,7 @@ impl<C: Conversation, F> Client<C, F> {
             };
             if count < len {
                 self.sending = Some(len - count);
-                return desk.send(&self.socket, buffer, count, len - count, Asks::Send);
+                return submissions.send(&self.socket, buffer, count, len - count, Asks::Send);
             }
             let (bios, pool) = self.driver.bios_and_pool();
             self.conversation.sent(buffer, bios, pool);
@@ -230,17 +231,17 @@ impl<C: Conversation, F> Client<C, F> {
     }
 
     /// Asks the ring for the next bytes.
-    fn receive(&mut self, desk: &mut Desk) {
+    fn receive(&mut self, submissions: &mut SubmissionQueue) {
         if self.receiving.is_none()
             && let Some(Space { buffer, at, end }) = self.conversation.incoming()
         {
             self.receiving = Some((at, end));
-            desk.recv(&self.socket, buffer, at, end - at, Asks::Receive);
+            submissions.recv(&self.socket, buffer, at, end - at, Asks::Receive);
         }
     }
 
     /// Gives the ring what waits to be sent.
-    fn send(&mut self, desk: &mut Desk) {
+    fn send(&mut self, submissions: &mut SubmissionQueue) {
         if self.sending.is_some() {
             return;
         }
@@ -248,7 +249,7 @@ impl<C: Conversation, F> Client<C, F> {
         let Some(second) = self.conversation.outgoing() else {
             let len = first.len();
             self.sending = Some(len);
-            return desk.send(&self.socket, first, 0, len, Asks::Send);
+            return submissions.send(&self.socket, first, 0, len, Asks::Send);
         };
         let mut buffers = vec![first, second];
         while buffers.len() < SEND_BUFFERS_MAX
@@ -257,7 +258,7 @@ impl<C: Conversation, F> Client<C, F> {
             buffers.push(buffer);
         }
         self.sending = Some(buffers.iter().map(Buffer::len).sum());
-        desk.send_many(&self.socket, buffers, Asks::Send);
+        submissions.send_many(&self.socket, buffers, Asks::Send);
     }
 
     fn has_sent(&mut self, event: Event<Asks>) {
@@ -274,15 +275,16 @@ impl<C: Conversation, F> Client<C, F> {
     }
 
     /// Takes no more requests.
-    fn close(&mut self, desk: &mut Desk) {
+    fn close(&mut self, submissions: &mut SubmissionQueue) {
         self.conversation.close();
         self.stopping_since = Some(now());
         if self.receiving.is_some() {
-            desk.cancel(Asks::Receive);
+            submissions.cancel(Asks::Receive);
         }
     }
 
-    /// When a stop must be over: soon, if everything left waits for room or for a resume.
+    /// The time when a stop must have ended: soon, if all remaining requests wait for free space or
+    /// for a resume.
     fn stop_deadline(&self) -> Option<Nanos> {
         let seconds =
             if self.driver.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
@@ -306,7 +308,7 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
 
     fn turn(&mut self, core: &mut Core<Asks>, is_stopping: bool) -> Turn {
         if is_stopping && self.stopping_since.is_none() {
-            self.close(core.desk());
+            self.close(core.submissions());
         }
         let conversation = &mut self.conversation;
         let finish = |bio, bios: &mut _, pool: &mut _| conversation.finished(bio, bios, pool);
@@ -315,15 +317,15 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
         let (bios, pool) = self.driver.bios_and_pool();
         self.conversation.go_on(now, bios, pool);
         if self.is_alone(core.ring()) {
-            self.send_alone(core.desk());
+            self.send_alone(core.submissions());
         } else {
-            self.send(core.desk());
+            self.send(core.submissions());
         }
         if self.conversation.is_over() {
             return Turn::Over;
         }
-        if let Some(late) = self.conversation.late(now) {
-            self.driver.tell_late(&late, core.ring());
+        if let Some(slow) = self.conversation.slow(now) {
+            self.driver.report_slow(&slow, core.ring());
         }
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
@@ -335,17 +337,17 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
         if has_received || !self.driver.bios.is_empty() {
             return Turn::Again;
         }
-        self.receive(core.desk());
+        self.receive(core.submissions());
         Turn::Idle(deadline)
     }
 
     /// Closes the socket and gives up the driver.
     fn leave(self, core: &mut Core<Asks>) {
         // The ring may hold the socket a little longer; the client need not wait for that.
-        if !self.conversation.is_passed_on() {
+        if !self.conversation.is_handed_over() {
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         }
-        self.driver.tell_late(&[], core.ring());
+        self.driver.report_slow(&[], core.ring());
         core.leave(self.driver);
         (self.farewell)(self.conversation);
     }

@@ -1,4 +1,4 @@
-//! Wakes are not lost, backgrounds tick when they should, and queues end.
+//! Tests of queues: wakes are not lost, backgrounds tick when they should, and queues end.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use crate::sync::atomic::AtomicU64;
 use crate::target::{Events, Port, Target, TargetLimits};
 use crate::units::MIB;
 
-/// A target whose background does nothing but count, and to ask for the next tick.
+/// A target whose background only counts its ticks and asks for the next one.
 #[derive(Debug, Default)]
 struct Clockwork {
     events: Arc<Events>,
@@ -45,7 +45,7 @@ impl Target for Clockwork {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: 512, has_discard: false }
+        TargetLimits::new(512, false)
     }
 
     fn status(&self) -> String {
@@ -64,7 +64,7 @@ fn device(target: &Arc<Clockwork>) -> Arc<Device> {
 fn wait_until(is_true: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !is_true() {
-        assert!(Instant::now() < deadline, "waited in vain");
+        assert!(Instant::now() < deadline, "timeout");
         std::thread::yield_now();
     }
 }

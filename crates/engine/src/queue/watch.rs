@@ -1,14 +1,14 @@
-//! Waiting in a client's socket: polling it for a moment before sleeping in it.
+//! Waiting in a client's socket: the thread polls the socket for a moment before it sleeps in it.
 //!
-//! A halted core takes tens of microseconds to wake, which is most of what a small request takes.
-//! So the thread polls the socket of a client that was quick with its last requests for a moment
-//! before it sleeps there. After each look it yields the core.
+//! A halted core takes tens of microseconds to wake, which is most of the time of a small request.
+//! So if a client was fast with its last requests, the thread polls the client's socket for a
+//! moment before it sleeps there. After each poll it yields the core.
 //!
-//! Polling in vain is bounded: at most half of the cores poll at a time; no request is polled for
-//! longer than [`WATCH_NS`]; and each client has a credit. A watch that saves a sleep raises it by
-//! what the sleep would have cost, and the time spent polling is subtracted. A client without
-//! credit is not watched, except for a small part of the time, to see whether it has become quick.
-//! So on average a request is watched for no longer than a sleep costs. The time spent is counted.
+//! Wasted polling is bounded. At most half of the cores poll at a time, no request is polled for
+//! longer than [`WATCH_NS`], and each client has a credit. A poll that saves a sleep raises the
+//! credit by the cost of the sleep, and the time spent polling is subtracted. A client without
+//! credit is not polled, except for a small part of the time, to notice when it becomes fast. So on
+//! average a request is polled for no longer than a sleep costs. The time spent is counted.
 
 use std::os::fd::OwnedFd;
 
@@ -20,35 +20,35 @@ use crate::sync::OnceLock;
 use crate::sync::statics::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::units::Nanos;
 
-/// How long a socket is watched at most before its thread sleeps in it.
+/// A socket is polled for at most this long before its thread sleeps in it.
 const WATCH_NS: Nanos = 50_000;
-/// A client whose next request comes within this time may be worth watching for: twice the time
-/// that waking a thread on an idle core takes, and as much again.
+/// A client whose next request comes within this time may be worth polling for. It is twice the sum
+/// of the wake-up time of a thread on an idle core and the same time again.
 const BRISK_NS: Nanos = 200_000;
 /// The cost of a sleep, which a watch saves.
 const SLEEP_NS: i64 = 25_000;
-/// What a quick client earns by a request that was not watched for.
+/// The credit that a fast client earns by a request that was not polled for.
 const TRUST_NS: i64 = 2_000;
-/// Most credit: if a client becomes slow, this much time is spent in vain.
+/// The largest credit: if a client becomes slow, at most this much time is wasted.
 const CREDIT_MAX: i64 = 500_000;
 
-/// One client's socket, as far as waiting in it goes.
+/// The state of waiting in one client's socket.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The last bytes came within [`BRISK_NS`].
     is_brisk: bool,
-    /// Nanoseconds that may be spent in vain.
+    /// Nanoseconds of polling that may be wasted.
     credit: i64,
 }
 
-/// What watching has cost this process, and how often it helped.
+/// The time that polling has cost this process, and how often it helped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
     /// Nanoseconds spent polling.
     pub nanos: u64,
     /// Requests that came while their socket was watched.
     pub caught: u64,
-    /// Watches that ended in vain: the thread had to sleep.
+    /// Polls that found no bytes: the thread had to sleep.
     pub missed: u64,
 }
 
@@ -56,14 +56,14 @@ static NANOS: AtomicU64 = AtomicU64::new(0);
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 static MISSED: AtomicU64 = AtomicU64::new(0);
 
-/// What watching has cost so far.
+/// The cost of polling so far.
 pub fn watched() -> Watched {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Watched { nanos: read(&NANOS), caught: read(&CAUGHT), missed: read(&MISSED) }
 }
 
 impl Watch {
-    /// Waits until bytes come, and says how many there are now; 0 at the end of the stream.
+    /// Waits until bytes arrive, and returns their number; 0 at the end of the stream.
     pub(super) fn receive(
         &mut self,
         socket: &OwnedFd,
@@ -109,7 +109,7 @@ impl Watch {
     }
 }
 
-/// Waits without a look until bytes come.
+/// Sleeps until bytes arrive, without polling.
 pub(super) fn sleep(socket: &OwnedFd, memory: &mut [u8]) -> rustix::io::Result<usize> {
     let sleep = || recv(socket, &mut *memory, RecvFlags::empty());
     rustix::io::retry_on_intr(sleep).map(|(count, _)| count)
@@ -121,11 +121,11 @@ enum Watching {
     NoPlace,
     /// Bytes came, or the socket failed.
     Caught(rustix::io::Result<usize>),
-    /// Nothing came.
+    /// No bytes arrived.
     Missed,
 }
 
-/// Looks for bytes until they come or [`WATCH_NS`] are over.
+/// Polls for bytes until they arrive or [`WATCH_NS`] have passed.
 fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
     let Some(_place) = WatchPlace::take() else { return Watching::NoPlace };
     loop {
@@ -136,13 +136,13 @@ fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
         if now() - since >= WATCH_NS {
             return Watching::Missed;
         }
-        // Other threads that want this core go first, the client above all.
+        // Other threads that want this core run first, above all the client.
         std::thread::yield_now();
     }
 }
 
-/// The right to watch a socket. There are as many as half of the cores, so that watching never
-/// keeps other threads from working.
+/// The right to poll a socket. At most half of the cores may have it, so that polling never keeps
+/// other threads from working.
 struct WatchPlace;
 
 /// For the whole process. It is only a count, and orders no memory.
@@ -153,7 +153,7 @@ impl WatchPlace {
         static MAX: OnceLock<usize> = OnceLock::new();
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let place = WatchPlace;
-        // Counted before it is known to be free; dropping the place takes that back.
+        // Counted before the limit is checked; dropping the right takes the count back.
         let others = WATCHING.fetch_add(1, Ordering::Relaxed);
         (others < *MAX.get_or_init(|| cores() / 2)).then_some(place)
     }
@@ -169,8 +169,8 @@ impl Drop for WatchPlace {
 mod tests {
     use super::*;
 
-    /// What part of the time is spent looking, if each request comes after `gap` and is served in
-    /// 8 us, and a thread that sleeps wakes 20 us late.
+    /// The share of time spent polling, if each request comes after `gap` and is served in 8 us,
+    /// and a thread that sleeps wakes 20 us late.
     fn share_of_time(watch: &mut Watch, gap: Nanos, requests: u64) -> f64 {
         let (mut spent, mut passed) = (0, 0);
         for _ in 0..requests {
@@ -207,7 +207,7 @@ mod tests {
         share_of_time(&mut watch, 5_000, 100_000);
         assert_eq!(watch.credit, CREDIT_MAX);
         share_of_time(&mut watch, 100_000, 12);
-        assert!(!watch.is_worth_it(), "after at most {CREDIT_MAX} ns in vain");
+        assert!(!watch.is_worth_it(), "after at most {CREDIT_MAX} ns of wasted polls");
         share_of_time(&mut watch, 5_000, 100);
         assert!(watch.is_worth_it(), "and taken back when it is quick again");
     }

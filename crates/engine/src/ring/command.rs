@@ -1,12 +1,12 @@
-//! Calls that only the driver of a file knows (`IORING_OP_URING_CMD`).
+//! Commands to the driver of a file (`IORING_OP_URING_CMD`).
 //!
-//! What a command means is its driver's business, and its bytes may hold an address. So commands
-//! are made here alone, and each has its driver's own number, which says the driver, the direction
-//! and the length as those of ioctl do: a driver of another kind refuses it. The only memory that a
-//! command may name is the buffer that goes with it, and it names all of that. One buffer holds an
-//! address itself: `foreign` makes it, and the driver only notes which pages are there.
+//! The driver defines the meaning of a command, and the command's bytes may hold an address. So
+//! only this file makes commands. Each has its driver's own number, which encodes the driver, the
+//! direction and the length as numbers of ioctl do: a driver of another kind refuses it. The only
+//! memory that a command may name is the buffer that goes with it, and it names all of that. One
+//! buffer holds an address itself: `client_memory` makes it, and the driver only records the pages.
 
-/// Bytes of an entry that are a command's own, as far as any command here uses them.
+/// Bytes of an entry that belong to the command, as far as the commands here use them.
 const OWN_BYTES: usize = 32;
 /// The same, as an entry has them.
 pub(super) const BYTES: usize = 80;
@@ -15,7 +15,7 @@ pub(super) const BYTES: usize = 80;
 const CONTROL_BYTES: u32 = 32;
 /// Bytes of a command to the file of one of ublk's devices.
 const REQUEST_BYTES: u32 = 16;
-/// Bytes of what says which memory a device's clients share.
+/// Bytes of the description of memory that a device's clients share.
 pub const UBLK_MEMORY_BYTES: usize = 24;
 /// Directions of an ioctl's number.
 const READ: u32 = 2;
@@ -26,21 +26,23 @@ const READ_WRITE: u32 = 3;
 pub struct Command {
     number: u32,
     bytes: [u8; OWN_BYTES],
-    /// Whether the buffer's length and address belong to the bytes.
+    /// Whether the command's bytes include the buffer's length and address.
     names_buffer: bool,
 }
 
 /// Commands to ublk's control device (`/dev/ublk-control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UblkControl {
-    /// The processors whose requests come to a queue: into the buffer; with the queue's number.
+    /// The processors whose requests are sent to a queue: into the buffer; with the queue's number.
     QueueAffinity,
-    /// What a device is: into the buffer.
+    /// The properties of a device: into the buffer.
     DeviceInfo,
-    /// Makes a device, of what the buffer says, and puts there what became of it.
+    /// Makes a device as the buffer describes, and stores the result there.
     Add,
-    /// Removes a device.
+    /// Removes a device; completes when no process has it open.
     Delete,
+    /// Removes a device; its number is free when no process has it open (Linux 6.9).
+    DeleteSoon,
     /// Lets clients in; with the server's process number.
     Start,
     /// Ends clients' requests.
@@ -53,13 +55,13 @@ pub enum UblkControl {
     StartRecovery,
     /// It serves; with its process number.
     EndRecovery,
-    /// What the driver is able to do: into the buffer.
+    /// The abilities of the driver: into the buffer.
     Features,
     /// A new size, in sectors.
     UpdateSize,
     /// Holds new requests for the next server; with milliseconds to wait.
     Quiesce,
-    /// Clients share the memory that the buffer names (`Foreign::ublk_memory`). Results in its
+    /// Clients share the memory that the buffer names (`ClientMemory::ublk_memory`). Results in its
     /// index.
     ShareMemory,
     /// They do so no more; with its index.
@@ -74,6 +76,7 @@ impl UblkControl {
             UblkControl::DeviceInfo => (READ, 0x02),
             UblkControl::Add => (READ_WRITE, 0x04),
             UblkControl::Delete => (READ_WRITE, 0x05),
+            UblkControl::DeleteSoon => (READ, 0x14),
             UblkControl::Start => (READ_WRITE, 0x06),
             UblkControl::Stop => (READ_WRITE, 0x07),
             UblkControl::SetParams => (READ_WRITE, 0x08),
@@ -90,7 +93,7 @@ impl UblkControl {
     }
 }
 
-/// The bytes that go with [`UblkControl::ShareMemory`]: which memory of this process it is.
+/// The bytes that are sent with [`UblkControl::ShareMemory`]: they describe memory of this process.
 pub(crate) fn ublk_memory(address: u64, len: u64) -> [u8; UBLK_MEMORY_BYTES] {
     let mut bytes = [0; UBLK_MEMORY_BYTES];
     bytes[..8].copy_from_slice(&address.to_le_bytes());
@@ -110,8 +113,8 @@ impl Command {
         Command { number: SIOCINQ, bytes: [0; OWN_BYTES], names_buffer: false }
     }
 
-    /// To ublk's control device, about `device`, with the number that goes with it. The buffer is
-    /// the driver's to read or to fill.
+    /// To ublk's control device, about `device`, with the command's own number. The driver reads or
+    /// fills the buffer.
     pub fn ublk_control(what: UblkControl, device: u32, value: u64) -> Command {
         let mut bytes = [0; OWN_BYTES];
         bytes[..4].copy_from_slice(&device.to_le_bytes());
@@ -121,7 +124,7 @@ impl Command {
         Command { number: what.number(), bytes, names_buffer: true }
     }
 
-    /// To the file of a device of ublk: it ends when there is a request with this tag.
+    /// To the file of a ublk device: completes when there is a request with this tag.
     pub fn ublk_fetch(queue: u16, tag: u16) -> Command {
         Command::ublk_request(0x20, queue, tag, 0)
     }
@@ -163,7 +166,7 @@ impl Command {
 mod tests {
     use super::*;
 
-    /// What a C compiler makes of `linux/ublk_cmd.h` of Linux 7.3.
+    /// A C compiler's values for `linux/ublk_cmd.h` of Linux 7.3.
     #[test]
     fn numbers_are_those_of_the_kernels_header() {
         let expected = [
@@ -171,6 +174,7 @@ mod tests {
             (UblkControl::DeviceInfo, 0x8020_7502),
             (UblkControl::Add, 0xC020_7504),
             (UblkControl::Delete, 0xC020_7505),
+            (UblkControl::DeleteSoon, 0x8020_7514),
             (UblkControl::Start, 0xC020_7506),
             (UblkControl::Stop, 0xC020_7507),
             (UblkControl::SetParams, 0xC020_7508),

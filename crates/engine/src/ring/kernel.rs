@@ -1,20 +1,21 @@
-//! The kernel's side of a [`Ring`](super::Ring): one io_uring and the table of what is in flight.
+//! The kernel's side of a [`Ring`](super::Ring): one io_uring and the table of work in flight.
 //!
-//! The only file that hands memory to the kernel and takes it back. It is given [`Work`]: a call,
-//! the open file it goes to, the memory it moves, and an owner to report the end to, of which it
-//! knows nothing. The invariants that its `unsafe` rests on:
+//! This is the only file that hands memory to the kernel and takes it back. Its unit is [`Work`]: a
+//! call, the open file of the call, the memory that it moves, and an owner that gets the result and
+//! is opaque here. The invariants on which its `unsafe` rests:
 //!
 //! 1. Work is moved into a slot of the table before its entry is written to the submission queue,
 //!    and leaves the slot only when its completion has been taken from the completion queue. So
 //!    memory and file live as long as the kernel may use them.
-//! 2. Nothing touches the memory of work that lies in a slot: slots are private, and no method
-//!    hands out references into them.
+//! 2. The memory of work in a slot is not accessed: slots are private, and no method hands out
+//!    references into them.
 //! 3. Memory in a slot does not move: buffers and message headers live on the heap, and moving
 //!    their owner moves only the pointer.
-//! 4. Each entry asks for exactly one completion (nothing multi-shot, no zero-copy notices).
-//! 5. Dropping the table waits for every slot to become empty. If that fails, the memory is
-//!    leaked: a leak is harmless, memory that the kernel still writes to is not.
-//! 6. A command names no memory but its work's buffer (`command`, which alone makes commands).
+//! 4. Each entry asks for exactly one completion (no multi-shot requests, no zero-copy notices).
+//! 5. Dropping the table waits for every slot to become empty. If that fails, the memory is leaked.
+//!    A leak is harmless; freed memory that the kernel still writes to is not.
+//! 6. A command names only the memory of its work's buffer (`command`, the only module that makes
+//!    commands).
 
 #![allow(unsafe_code)]
 
@@ -29,7 +30,7 @@ use super::command::Command;
 use crate::buffer::Buffer;
 use crate::sync::Arc;
 
-/// What the kernel is asked to do. Ranges `from..from + len` lie within the work's memory.
+/// A call to the kernel. Ranges `from..from + len` lie within the work's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Read from the file at `offset`, with flags as preadv2 takes them.
@@ -63,7 +64,7 @@ pub(crate) enum Memory {
     Many(Box<Message>),
 }
 
-/// Several buffers to send with one call, and what sendmsg wants to see of them.
+/// Several buffers to send with one call, and the header that sendmsg needs for them.
 pub(crate) struct Message {
     /// The bytes, in order.
     pub buffers: Vec<Buffer>,
@@ -87,7 +88,7 @@ impl Message {
         self.buffers.iter().map(Buffer::len).sum()
     }
 
-    /// Lists all but the first `skip` bytes in the header, and gives out its address.
+    /// Lists all but the first `skip` bytes in the header, and returns its address.
     fn prepare(&mut self, mut skip: usize) -> *const libc::msghdr {
         self.vectors.clear();
         for buffer in &mut self.buffers {
@@ -114,7 +115,7 @@ impl std::fmt::Debug for Message {
 /// One call on its way to the kernel and back.
 #[derive(Debug)]
 pub(crate) struct Work<O> {
-    /// The file it goes to; stays open as long as the work lives.
+    /// The file of the call; stays open as long as the work lives.
     pub file: Arc<OwnedFd>,
     /// What to do.
     pub call: Call,
@@ -133,10 +134,10 @@ impl<O> Work<O> {
         Work { file, call, memory, owner: other(owner), is_awaited }
     }
 
-    /// The entry that asks for this work.
+    /// The submission entry for this work.
     ///
     /// The entry holds raw pointers into `self.memory`; the caller keeps `self` until the
-    /// completion has come.
+    /// completion.
     fn entry(&mut self) -> squeue::Entry {
         let fd = types::Fd(self.file.as_raw_fd());
         // A peer that went away is an error, not a signal; a full socket is worth waiting for.
@@ -158,7 +159,7 @@ impl<O> Work<O> {
             Call::Allocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
-            // No bytes stand for all up to the end of the file.
+            // 0 would stand for all bytes up to the end of the file.
             Call::Recv { from, len } => {
                 opcode::Recv::new(fd, self.part(from, len).as_mut_ptr(), len as u32).build()
             }
@@ -191,8 +192,8 @@ impl<O> Work<O> {
         opcode::UringCmd80::new(fd, command.number()).cmd(bytes).build()
     }
 
-    /// The bytes `from..from + len` of the buffer. Panics if there are none such: this check is
-    /// what keeps the kernel inside the buffer.
+    /// The bytes `from..from + len` of the buffer. Panics if the range is not within it: this check
+    /// keeps the kernel inside the buffer.
     fn part(&mut self, from: usize, len: usize) -> &mut [u8] {
         let Memory::One(buffer) = &mut self.memory else {
             panic!("only a vectored send goes with a message");
@@ -205,13 +206,13 @@ impl<O> Work<O> {
 /// The longest range of one call. The kernel cuts off at 2 GiB less a page.
 pub(crate) const CALL_BYTES_MAX: usize = 1 << 30;
 
-/// How long a drop waits for what is in flight before it leaks.
+/// How long a drop waits for work in flight before it leaks the memory.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// The mark of entries whose completion is ignored. No slot has that index.
 const NOBODY: u64 = u64::MAX;
 
-/// When the kernel does the rest of its work on something that has completed.
+/// When the kernel does the rest of the work of a completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// When this thread enters it, and only there (Linux 6.1).
@@ -226,9 +227,9 @@ impl Way {
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
-            Way::Deferred => "what ends is taken when a thread asks for it",
-            Way::Cooperative => "what ends does not interrupt threads (Linux 6.1 costs less)",
-            Way::Plain => "what ends interrupts threads (Linux 6.1 costs less)",
+            Way::Deferred => "a thread takes completions when it waits for them",
+            Way::Cooperative => "completions do not interrupt threads (Linux 6.1 costs less)",
+            Way::Plain => "completions interrupt threads (Linux 6.1 costs less)",
         }
     }
 }
@@ -251,7 +252,7 @@ enum Uring {
     Long(IoUring<squeue::Entry128>),
 }
 
-/// What is put into a submission queue.
+/// An entry of a submission queue.
 enum Entry {
     Short(squeue::Entry),
     Long(squeue::Entry128),
@@ -310,7 +311,7 @@ impl Uring {
     ///
     /// # Safety
     ///
-    /// What the entry points to stays there until its completion has come.
+    /// The memory to which the entry points stays in place until its completion.
     unsafe fn push(&mut self, entry: &Entry) -> bool {
         match (self, entry) {
             // SAFETY: the caller promises that.
@@ -355,6 +356,8 @@ fn set_up<E: squeue::EntryMarker>(
 struct Slot<O> {
     /// Changes with each use, so that a cancellation never hits the next work in the slot.
     stamp: u32,
+    /// Later work has a higher number.
+    number: u64,
     work: Option<Work<O>>,
 }
 
@@ -363,24 +366,26 @@ pub(super) struct Ended<O> {
     pub work: Work<O>,
     /// The call's result, or a negative errno.
     pub result: i32,
-    /// The connection that it has accepted, if that is what it was for.
+    /// The accepted connection, if the call was an accept.
     pub connection: Option<OwnedFd>,
 }
 
-/// An io_uring and what is in flight in it.
+/// An io_uring and its work in flight.
 pub(super) struct Kernel<O> {
     uring: Uring,
     /// How it was set up.
     pub way: Way,
     slots: Vec<Slot<O>>,
     free: Vec<u32>,
+    /// The number of the newest work.
+    newest: u64,
     /// Completions taken from the queue and not yet passed on.
     arrived: VecDeque<(u64, i32)>,
 }
 
 impl<O> Kernel<O> {
-    /// An io_uring with room for `count` submissions at a time. Call it on the thread that will use
-    /// it.
+    /// An io_uring with space for `count` submissions at a time. Call it on the thread that will
+    /// use it.
     pub fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Kernel<O>> {
         let (uring, way) = Uring::new(count, entries, ways)?;
         let params = uring.params();
@@ -394,6 +399,7 @@ impl<O> Kernel<O> {
             way,
             slots: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
+            newest: 0,
             arrived: VecDeque::with_capacity(depth),
         })
     }
@@ -403,7 +409,7 @@ impl<O> Kernel<O> {
         self.uring.params().cq_entries() as usize
     }
 
-    /// Lets the kernel add to an eventfd whenever it has ended something.
+    /// Lets the kernel add to an eventfd whenever a call has ended.
     pub fn signal_to(&self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         self.uring.submitter().register_eventfd(eventfd.as_raw_fd())
     }
@@ -411,6 +417,12 @@ impl<O> Kernel<O> {
     /// How much work is in flight.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// The awaited work that was started first, of the work in flight.
+    pub fn oldest_awaited(&self) -> Option<&Work<O>> {
+        let slots = self.slots.iter().filter_map(|slot| Some((slot.number, slot.work.as_ref()?)));
+        slots.filter(|(_, work)| work.is_awaited).min_by_key(|(number, _)| *number).map(|it| it.1)
     }
 
     /// Puts `work` into the submission queue; goes to the kernel only if that queue is full.
@@ -424,11 +436,13 @@ impl<O> Kernel<O> {
             _ => Entry::Short(work.entry()),
         };
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { stamp: 0, work: None });
+            self.slots.push(Slot { stamp: 0, number: 0, work: None });
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
         slot.stamp = slot.stamp.wrapping_add(1);
+        self.newest += 1;
+        slot.number = self.newest;
         slot.work = Some(work);
         let mark = mark(slot, index);
         let entry = match entry {
@@ -481,20 +495,20 @@ impl<O> Kernel<O> {
             let work = slot.work.take().expect("work stays in its slot until it completes");
             self.free.push(index);
             let is_connection = work.call == Call::Accept && result >= 0;
-            // SAFETY: the kernel opened this descriptor for us and told nobody else of it; its
-            // completion was taken from the queue, and is taken once.
+            // SAFETY: the kernel opened this descriptor for us alone; its completion was taken from
+            // the queue, and is taken once.
             let connection = is_connection.then(|| unsafe { OwnedFd::from_raw_fd(result) });
             return Some(Ended { work, result, connection });
         }
     }
 
-    /// Takes what has completed out of the completion queue, without going to the kernel.
+    /// Takes completions out of the completion queue, without entering the kernel.
     pub fn harvest(&mut self) {
         let completed = |entry: cqueue::Entry| (entry.user_data(), entry.result());
         self.arrived.extend(self.uring.completion().map(completed));
     }
 
-    /// Submits, if there is anything to submit or to let the kernel finish.
+    /// Submits, if there is an entry to submit or the kernel has work to finish.
     pub fn submit(&mut self) {
         if self.uring.is_entry_due() {
             self.enter(0, None);
@@ -502,7 +516,7 @@ impl<O> Kernel<O> {
         self.harvest();
     }
 
-    /// Submits and waits until something has completed, `timeout` is over, or a signal came.
+    /// Submits and waits until a call has completed, `timeout` has passed, or a signal arrived.
     pub fn submit_and_wait(&mut self, timeout: Option<Duration>) {
         self.enter(1, timeout);
         self.harvest();
@@ -527,14 +541,15 @@ impl<O> Kernel<O> {
         match result {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
-                // Over, a signal, completions to be taken first, memory is short for a moment.
+                // A timeout, a signal, completions that must be taken first, or a short lack of
+                // memory.
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(error),
             },
         }
     }
 
-    /// Cancels what can be cancelled, waits for the rest. False if something stays in flight.
+    /// Cancels work where possible, and waits for the rest. False if some work stays in flight.
     fn drain(&mut self) -> bool {
         let started = Instant::now();
         if self.cancel_work(|work| !work.is_awaited).is_err() {
@@ -568,12 +583,12 @@ impl<O> std::fmt::Debug for Kernel<O> {
     }
 }
 
-/// Only bugs lead here, not input: a wrong thread, a wrong argument.
+/// Only bugs lead here, never input: a wrong thread, a wrong argument.
 fn give_up(error: &io::Error) -> ! {
     panic!("entering the io_uring of this thread failed: {error}");
 }
 
-/// Tells the completion of a slot's present work from all others.
+/// A number that identifies the completion of a slot's present work.
 fn mark<O>(slot: &Slot<O>, index: u32) -> u64 {
     u64::from(slot.stamp) << 32 | u64::from(index)
 }

@@ -1,23 +1,23 @@
-//! How other threads reach a ring: they wake the thread that waits in it, and bring back the
-//! results of errands.
+//! The mailbox of a ring: other threads use it to wake the thread that waits in the ring, and to
+//! return the results of cross-thread jobs ([`RemoteJob`]).
 //!
-//! An errand may also bring back work that goes on in the ring.
+//! The result may also be work that continues in the ring.
 //!
-//! All go through one eventfd, which the ring watches while its thread sleeps in
-//! [`Ring::sleep`], or while an [`Errand`] is out.
+//! All go through one eventfd, which the ring watches while its thread sleeps in [`Ring::sleep`],
+//! or while a [`RemoteJob`] is out.
 //!
-//! 1. A wake costs a system call only if the thread sleeps, and none is lost: see [`Bell`].
-//! 2. The result of an errand comes out of the ring as that of a job does. The thread that puts a
-//!    letter into an empty box signals the ring; the ring empties the box after it has seen the
-//!    signal.
+//! 1. A wake costs a system call only if the thread sleeps, and none is lost: see [`Notifier`].
+//! 2. The ring returns the result of a remote job in the same way as the result of a job. The
+//!    thread that puts a result into an empty mailbox signals the ring; the ring empties the
+//!    mailbox after it has seen the signal.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
-use super::bell::Bell;
 use super::kernel::{self, Call, Memory};
+use super::notifier::Notifier;
 use super::{Owner, Ring, Work};
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -27,14 +27,14 @@ use crate::sync::{Arc, Mutex, lock};
 #[derive(Debug)]
 pub struct Mailbox<D> {
     eventfd: Arc<OwnedFd>,
-    bell: Bell,
-    letters: Mutex<Vec<Letter<D>>>,
+    notifier: Notifier,
+    outcomes: Mutex<Vec<Outcome<D>>>,
 }
 
-/// What an errand brings back.
+/// The result of a remote job.
 #[derive(Debug)]
-enum Letter<D> {
-    /// Nothing.
+enum Outcome<D> {
+    /// No result.
     Empty,
     /// A result.
     Done(D),
@@ -47,22 +47,22 @@ impl<D> Mailbox<D> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let eventfd = rustix::event::eventfd(0, flags)
             .map_err(|source| Error::from_io("creating", "an eventfd", source.into()))?;
-        let letters = Mutex::new(Vec::new());
-        Ok(Mailbox { eventfd: Arc::new(eventfd), bell: Bell::default(), letters })
+        let outcomes = Mutex::new(Vec::new());
+        Ok(Mailbox { eventfd: Arc::new(eventfd), notifier: Notifier::default(), outcomes })
     }
 
-    /// Makes the ring's thread look again if it sleeps ([`Ring::sleep`]), or is about to.
+    /// Makes the ring's thread check again if it sleeps ([`Ring::sleep`]), or is about to.
     pub fn wake(&self) {
-        if self.bell.ring() {
+        if self.notifier.ring() {
             self.signal();
         }
     }
 
-    fn post(&self, letter: Letter<D>) {
-        let mut letters = lock(&self.letters);
-        letters.push(letter);
-        let is_first = letters.len() == 1;
-        drop(letters);
+    fn post(&self, outcome: Outcome<D>) {
+        let mut outcomes = lock(&self.outcomes);
+        outcomes.push(outcome);
+        let is_first = outcomes.len() == 1;
+        drop(outcomes);
         if is_first {
             self.signal();
         }
@@ -74,34 +74,34 @@ impl<D> Mailbox<D> {
     }
 }
 
-/// Work for another thread that a ring waits for, for example that of a thread with one connection
-/// for many rings. Dropping it hands back nothing.
+/// A cross-thread job: work of another thread that a ring waits for, for example a thread with one
+/// connection for many rings. If it is dropped, the ring gets no result.
 #[derive(Debug)]
-pub struct Errand<D> {
+pub struct RemoteJob<D> {
     mailbox: Arc<Mailbox<D>>,
-    brings: Letter<D>,
+    outcome: Outcome<D>,
 }
 
-impl<D> Errand<D> {
-    /// Brings `done` back to the ring, where it comes out complete.
+impl<D> RemoteJob<D> {
+    /// Returns `done` to the ring, which treats it as complete.
     pub fn end(mut self, done: D) {
-        self.brings = Letter::Done(done);
+        self.outcome = Outcome::Done(done);
     }
 
     /// Brings a job back to the ring, which makes its next call.
-    pub(crate) fn go_on(mut self, work: Work<D>) {
-        self.brings = Letter::Work(work);
+    pub(crate) fn resume(mut self, work: Work<D>) {
+        self.outcome = Outcome::Work(work);
     }
 }
 
-impl<D> Drop for Errand<D> {
+impl<D> Drop for RemoteJob<D> {
     fn drop(&mut self) {
-        self.mailbox.post(std::mem::replace(&mut self.brings, Letter::Empty));
+        self.mailbox.post(std::mem::replace(&mut self.outcome, Outcome::Empty));
     }
 }
 
 impl<D> Ring<D> {
-    /// Where other threads reach this ring. The first call makes it.
+    /// The mailbox of this ring, for other threads. The first call makes it.
     pub fn mailbox(&mut self) -> Result<Arc<Mailbox<D>>> {
         if self.mailbox.is_none() {
             self.mailbox = Some(Arc::new(Mailbox::new()?));
@@ -109,32 +109,32 @@ impl<D> Ring<D> {
         Ok(self.opened_mailbox().clone())
     }
 
-    /// Work for another thread; until it is handed back it is in flight here.
-    pub fn errand(&mut self) -> Result<Errand<D>> {
+    /// A job for another thread; until its result is returned, it counts as in flight here.
+    pub fn remote_job(&mut self) -> Result<RemoteJob<D>> {
         let mailbox = self.mailbox()?;
         self.watch_mailbox();
-        self.errands += 1;
-        Ok(Errand { mailbox, brings: Letter::Empty })
+        self.remote_jobs += 1;
+        Ok(RemoteJob { mailbox, outcome: Outcome::Empty })
     }
 
-    /// Clears all wakes so far. Check what they were for after this.
+    /// Clears all wakes so far. The caller checks their reasons after this.
     pub fn answer_wakes(&self) {
-        self.opened_mailbox().bell.answer();
+        self.opened_mailbox().notifier.answer();
     }
 
-    /// As [`Ring::submit_and_wait`], but a wake ends it too; it does not begin if one came since
-    /// the last [`Ring::answer_wakes`].
+    /// As [`Ring::submit_and_wait`], but a wake also ends it. It does not begin if a wake came
+    /// since the last [`Ring::answer_wakes`].
     pub fn sleep(&mut self, timeout: Option<Duration>) {
         self.watch_mailbox();
         let mailbox = self.opened_mailbox().clone();
-        if mailbox.bell.lie_down() {
+        if mailbox.notifier.lie_down() {
             self.submit_and_wait(timeout);
         }
-        mailbox.bell.get_up();
+        mailbox.notifier.get_up();
     }
 
     fn opened_mailbox(&self) -> &Arc<Mailbox<D>> {
-        self.mailbox.as_ref().expect("a ring that is woken or sends errands has a mailbox")
+        self.mailbox.as_ref().expect("a ring that is woken or sends remote_jobs has a mailbox")
     }
 
     fn watch_mailbox(&mut self) {
@@ -149,22 +149,22 @@ impl<D> Ring<D> {
         self.is_watched = true;
     }
 
-    /// Takes the results of errands. The signal is cleared first: a thread that finds the box empty
-    /// after this signals again.
+    /// Takes the results of remote jobs. The signal is cleared first: a thread that finds the
+    /// mailbox empty after this signals again.
     pub(super) fn empty_mailbox(&mut self) {
         self.is_watched = false;
         let mailbox = self.opened_mailbox().clone();
         let _ = rustix::io::read(&mailbox.eventfd, &mut [0_u8; 8]);
-        let letters = std::mem::take(&mut *lock(&mailbox.letters));
-        self.errands -= letters.len();
-        for letter in letters {
-            match letter {
-                Letter::Empty => {}
-                Letter::Done(done) => self.completed.push_back(done),
-                Letter::Work(work) => self.start(work),
+        let outcomes = std::mem::take(&mut *lock(&mailbox.outcomes));
+        self.remote_jobs -= outcomes.len();
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Empty => {}
+                Outcome::Done(done) => self.completed.push_back(done),
+                Outcome::Work(work) => self.start(work),
             }
         }
-        if self.errands > 0 {
+        if self.remote_jobs > 0 {
             self.watch_mailbox();
         }
     }

@@ -1,24 +1,24 @@
 //! One thread's connection to the kernel: an io_uring, and the jobs that use it.
 //!
-//! A ring runs any `Job`: a job makes one call to the kernel after the other and in the end hands
-//! back a `D`, which the loop that owns the ring takes out with [`Ring::pop_completed`]. For disks
-//! `D` is their I/O; the ring does not know its users. The loop itself makes calls on sockets and
-//! the like through a [`Desk`], and gets the answers there. Users need no `unsafe`: what is put in
-//! is owned by the ring until it comes out.
+//! A ring runs any `Job`. A job makes one call to the kernel after the other and at the end returns
+//! a `D`, which the loop that owns the ring takes out with [`Ring::pop_completed`]. For disks `D`
+//! is their I/O; the ring does not know its users. The loop itself makes calls on sockets and the
+//! like through a [`SubmissionQueue`], and gets the results from it. Users need no `unsafe`: the
+//! ring owns their jobs and memory until it returns them.
 //!
-//! 1. What is put in comes out exactly once, unless the ring is dropped first.
-//! 2. A ring with a kernel is used by the thread that made it; the kernel refuses others, and the
-//!    ring panics then. Other threads reach it through its [`Mailbox`].
-//! 3. At most [`Ring::awaited_max`] awaited jobs are with the kernel; more wait here in order.
-//!    Their callers bound how many can wait. Jobs that are not awaited, and requests of the desk,
-//!    do not wait for them.
-//! 4. A ring that is dropped waits for what is awaited, and cancels the rest.
+//! 1. Each job is returned exactly once, unless the ring is dropped first.
+//! 2. A ring with a kernel is used by the thread that made it; the kernel refuses other threads,
+//!    and the ring panics then. Other threads reach it through its [`Mailbox`].
+//! 3. At most [`Ring::awaited_max`] awaited jobs are in the kernel; further ones wait here in
+//!    order. Their callers bound the number of waiting jobs. Jobs that are not awaited, and
+//!    requests of the submission queue, do not wait for them.
+//! 4. A dropped ring waits for awaited jobs, and cancels the others.
 
-mod bell;
 mod command;
-mod desk;
 mod kernel;
 mod mailbox;
+mod notifier;
+mod submission;
 #[cfg(test)]
 mod tests;
 
@@ -26,15 +26,15 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-#[cfg(all(test, feature = "shuttle"))]
-pub(crate) use bell::schedules;
 pub(crate) use command::ublk_memory;
 pub use command::{Command, UBLK_MEMORY_BYTES, UblkControl};
-pub use desk::{Desk, Event, SEND_BUFFERS_MAX};
 pub(crate) use kernel::{CALL_BYTES_MAX, Call, Memory};
 #[cfg(test)]
 pub(crate) use kernel::{WAYS, Way};
-pub use mailbox::{Errand, Mailbox};
+pub use mailbox::{Mailbox, RemoteJob};
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use notifier::schedules;
+pub use submission::{Event, SEND_BUFFERS_MAX, SubmissionQueue};
 
 use crate::error::{Error, Result};
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ pub(crate) type Work<D> = kernel::Work<Box<dyn Job<D>>>;
 /// Work that needs calls to the kernel, one at a time.
 pub(crate) trait Job<D>: Send + std::fmt::Debug {
     /// The job's `call` has ended with `result` (negative: an errno). Returns the next call. A job
-    /// that is over hands its result back to `ring`, and returns no call.
+    /// that has finished passes its result to `ring`, and returns no call.
     fn ended(
         self: Box<Self>,
         call: Call,
@@ -63,6 +63,9 @@ pub(crate) trait Job<D>: Send + std::fmt::Debug {
         result: i32,
         ring: &mut Ring<D>,
     ) -> Option<Work<D>>;
+
+    /// The value that the job passes to the ring in the end.
+    fn value(&self) -> &D;
 }
 
 /// Where the end of a call is reported.
@@ -70,16 +73,16 @@ pub(crate) trait Job<D>: Send + std::fmt::Debug {
 enum Owner<D> {
     /// A job.
     Job(Box<dyn Job<D>>),
-    /// The desk.
-    Desk(desk::Asked),
-    /// The mailbox: a letter or a wake has arrived.
+    /// The submission queue.
+    Submission(submission::Asked),
+    /// The mailbox: an outcome or a wake has arrived.
     Mailbox,
 }
 
 /// One thread's window to the kernel.
 #[derive(Debug)]
 pub struct Ring<D> {
-    /// Unique in this process, over all rings that exist or existed. They rise.
+    /// Unique in this process over all rings, past and present; later rings have higher numbers.
     id: u64,
     /// Others see by it that the ring is gone.
     life: Arc<()>,
@@ -87,7 +90,7 @@ pub struct Ring<D> {
     waiting: VecDeque<Work<D>>,
     /// Awaited jobs with the kernel.
     awaited: usize,
-    /// Ended requests of the desk.
+    /// Ended requests of the submission queue.
     events: VecDeque<Event<u32>>,
     /// Headers of sends that are over, for the next ones.
     #[expect(clippy::vec_box, reason = "the kernel knows a header by its address")]
@@ -95,20 +98,20 @@ pub struct Ring<D> {
     mailbox: Option<Arc<Mailbox<D>>>,
     /// Whether the kernel watches the mailbox.
     is_watched: bool,
-    /// Errands that have not come back.
-    errands: usize,
+    /// Remote jobs that have not returned.
+    remote_jobs: usize,
     kernel: Option<Kernel<Owner<D>>>,
 }
 
 impl<D> Ring<D> {
-    /// A ring with room for `entries` (a power of two) submissions at a time. Call it on the thread
-    /// that will use the ring.
+    /// A ring with space for `entries` (a power of two) submissions at a time. Call it on the
+    /// thread that will use the ring.
     pub fn new(entries: u32) -> Result<Ring<D>> {
         Ring::with_entries(entries, Entries::Short)
     }
 
-    /// As [`Ring::new`], but the ring takes commands ([`Desk::command`]) too, whose submissions
-    /// are twice as long.
+    /// As [`Ring::new`], but the ring also takes commands ([`SubmissionQueue::command`]), whose
+    /// submissions are twice as long.
     pub fn with_commands(entries: u32) -> Result<Ring<D>> {
         Ring::with_entries(entries, Entries::Long)
     }
@@ -127,8 +130,8 @@ impl<D> Ring<D> {
         Ring { kernel: Some(kernel), ..Ring::without_kernel() }
     }
 
-    /// A ring for I/O that completes without the kernel, as that of disks in memory does. Files,
-    /// block devices and sockets cannot be used through it; trying panics.
+    /// A ring for I/O that completes without the kernel, such as I/O of disks in memory. It panics
+    /// if it is used for files, block devices or sockets.
     pub fn without_kernel() -> Ring<D> {
         Ring {
             id: RINGS.fetch_add(1, Ordering::Relaxed),
@@ -140,7 +143,7 @@ impl<D> Ring<D> {
             messages: Vec::new(),
             mailbox: None,
             is_watched: false,
-            errands: 0,
+            remote_jobs: 0,
             kernel: None,
         }
     }
@@ -160,12 +163,12 @@ impl<D> Ring<D> {
         self.completed.pop_front()
     }
 
-    /// Whether [`Ring::pop_completed`] or [`Desk::pop_event`] has something.
+    /// Whether [`Ring::pop_completed`] or [`SubmissionQueue::pop_event`] has a result.
     pub fn has_ended(&self) -> bool {
         !self.completed.is_empty() || !self.events.is_empty()
     }
 
-    /// Lets the kernel add to `eventfd` whenever it has ended something.
+    /// Lets the kernel add to `eventfd` whenever a call has ended.
     pub fn signal_to(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
         let Some(kernel) = &self.kernel else { return Ok(()) };
         kernel
@@ -173,16 +176,25 @@ impl<D> Ring<D> {
             .map_err(|source| Error::from_io("giving", "an eventfd to io_uring", source))
     }
 
-    /// What was put in and has not ended: jobs, errands, and what was asked for at the desk.
+    /// The number of jobs, remote jobs and requests of the submission queue that have not ended.
     pub fn in_flight(&self) -> usize {
         let with_kernel = self.kernel.as_ref().map_or(0, Kernel::in_flight);
-        self.waiting.len() + self.errands + with_kernel - usize::from(self.is_watched)
+        self.waiting.len() + self.remote_jobs + with_kernel - usize::from(self.is_watched)
     }
 
-    /// The awaited part of [`Ring::in_flight`]: errands, and jobs except those that run by
+    /// The awaited part of [`Ring::in_flight`]: remote jobs, and jobs except those that run by
     /// themselves.
     pub fn awaited(&self) -> usize {
-        self.waiting.len() + self.errands + self.awaited
+        self.waiting.len() + self.remote_jobs + self.awaited
+    }
+
+    /// The value of the awaited job in the kernel that was started first. If a device below does
+    /// not answer, this job is most likely one of its jobs.
+    pub fn oldest(&self) -> Option<&D> {
+        match &self.kernel.as_ref()?.oldest_awaited()?.owner {
+            Owner::Job(job) => Some(job.value()),
+            Owner::Submission(_) | Owner::Mailbox => None,
+        }
     }
 
     /// Most awaited jobs that are with the kernel at a time.
@@ -190,7 +202,7 @@ impl<D> Ring<D> {
         self.kernel.as_ref().map_or(0, |kernel| kernel.depth() / 2)
     }
 
-    /// Lets the kernel start what was put in, and takes out what has ended, without waiting.
+    /// Lets the kernel start the new calls, and takes the results of ended ones, without waiting.
     pub fn submit(&mut self) {
         if let Some(kernel) = &mut self.kernel {
             kernel.submit();
@@ -198,9 +210,9 @@ impl<D> Ring<D> {
         }
     }
 
-    /// As [`Ring::submit`], and if nothing has ended, waits until something does, `timeout` is
-    /// over, or a signal came. May return early. Returns immediately if nothing is in flight and
-    /// there is no timeout, or if there is no kernel.
+    /// As [`Ring::submit`]. If no call has ended, it then waits until one ends, `timeout` has
+    /// passed, or a signal arrives. May return early. Returns immediately if no call is in flight
+    /// and `timeout` is `None`, or if the ring works without a kernel.
     pub fn submit_and_wait(&mut self, timeout: Option<Duration>) {
         let Some(kernel) = &mut self.kernel else { return };
         kernel.harvest();
@@ -254,7 +266,7 @@ impl<D> Ring<D> {
                     None if is_awaited => self.next_waiting(),
                     None => {}
                 },
-                Owner::Desk(owner) => {
+                Owner::Submission(owner) => {
                     let work = kernel::Work { file, call, memory, owner, is_awaited };
                     self.end_asked(work, result, connection);
                 }
@@ -263,7 +275,7 @@ impl<D> Ring<D> {
         }
     }
 
-    /// An awaited job is over: starts the next one that waits.
+    /// An awaited job has ended: starts the next waiting one.
     fn next_waiting(&mut self) {
         match self.waiting.pop_front() {
             Some(work) => self.kernel().start(work.owned_by(Owner::Job)),

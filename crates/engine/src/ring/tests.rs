@@ -1,5 +1,5 @@
-//! The ring by itself: sockets, polls, commands, timeouts, full queues, errands of other threads,
-//! jobs that wait for their turn, and its end with work in flight.
+//! Tests of the ring itself: sockets, polls, commands, timeouts, full queues, remote jobs of other
+//! threads, jobs that wait for their turn, and the end of a ring with work in flight.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -10,9 +10,9 @@ use super::{Call, Command, Job, Memory, WAYS, Work};
 use crate::buffer::Buffer;
 use crate::sync::Arc;
 
-/// What comes out of a ring here is a number.
+/// The results of a ring here are numbers.
 type Ring = super::Ring<u32>;
-type Desk = super::Desk<u64, u32>;
+type SubmissionQueue = super::SubmissionQueue<u64, u32>;
 type Event = super::Event<u64>;
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(1));
@@ -26,29 +26,29 @@ fn eventfd() -> Arc<OwnedFd> {
     Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())
 }
 
-fn desk() -> Desk {
-    Desk::new(Ring::new(8).unwrap())
+fn submissions() -> SubmissionQueue {
+    SubmissionQueue::new(Ring::new(8).unwrap())
 }
 
-fn next_event(desk: &mut Desk) -> Event {
+fn next_event(submissions: &mut SubmissionQueue) -> Event {
     for _ in 0..100 {
-        if let Some(event) = desk.pop_event() {
+        if let Some(event) = submissions.pop_event() {
             return event;
         }
-        desk.ring_mut().submit_and_wait(SECOND);
+        submissions.ring_mut().submit_and_wait(SECOND);
     }
     panic!("no event came");
 }
 
 #[test]
 fn sends_and_receives() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let (left, right) = pair();
-    desk.recv(&right, Buffer::zeroed(100), 10, 90, 7);
-    desk.send(&left, Buffer::from_bytes(b"..hello"), 2, 5, 8);
+    submissions.recv(&right, Buffer::zeroed(100), 10, 90, 7);
+    submissions.send(&left, Buffer::from_bytes(b"..hello"), 2, 5, 8);
     let mut tags = Vec::new();
     for _ in 0..2 {
-        let event = next_event(&mut desk);
+        let event = next_event(&mut submissions);
         assert_eq!(event.result.unwrap(), 5);
         if event.tag == 7 {
             assert_eq!(&event.buffer.as_slice()[10..15], b"hello");
@@ -57,25 +57,25 @@ fn sends_and_receives() {
     }
     tags.sort_unstable();
     assert_eq!(tags, [7, 8]);
-    assert_eq!(desk.ring().in_flight(), 0);
+    assert_eq!(submissions.ring().in_flight(), 0);
 }
 
 #[test]
 fn whole_transfers_are_whole_over_a_small_socket_buffer() {
     for way in WAYS {
-        transfer_whole(Desk::new(Ring::in_way(8, way)));
+        transfer_whole(SubmissionQueue::new(Ring::in_way(8, way)));
     }
 }
 
-fn transfer_whole(mut desk: Desk) {
+fn transfer_whole(mut submissions: SubmissionQueue) {
     let (left, right) = pair();
     let bytes: Vec<u8> = (0..4_000_000u32).map(|n| (n % 251) as u8).collect();
     let parts = bytes.chunks(999_999).map(Buffer::from_bytes).collect();
-    desk.recv(&right, Buffer::zeroed(bytes.len()), 0, bytes.len(), 1);
-    desk.send_many(&left, parts, 2);
+    submissions.recv(&right, Buffer::zeroed(bytes.len()), 0, bytes.len(), 1);
+    submissions.send_many(&left, parts, 2);
     let (mut received, mut buffer, mut sent) = (0, Buffer::empty(), None);
     while received < bytes.len() || sent.is_none() {
-        let event = next_event(&mut desk);
+        let event = next_event(&mut submissions);
         let count = *event.result.as_ref().unwrap() as usize;
         if event.tag == 2 {
             assert_eq!(count, bytes.len());
@@ -84,7 +84,7 @@ fn transfer_whole(mut desk: Desk) {
         }
         received += count;
         if received < bytes.len() {
-            desk.recv(&right, event.buffer, received, bytes.len() - received, 1);
+            submissions.recv(&right, event.buffer, received, bytes.len() - received, 1);
         } else {
             buffer = event.buffer;
         }
@@ -95,59 +95,59 @@ fn transfer_whole(mut desk: Desk) {
 
 #[test]
 fn the_end_of_a_peer_shows() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let (left, right) = pair();
-    desk.send(&left, Buffer::from_bytes(b"abc"), 0, 3, 2);
-    assert_eq!(next_event(&mut desk).tag, 2);
+    submissions.send(&left, Buffer::from_bytes(b"abc"), 0, 3, 2);
+    assert_eq!(next_event(&mut submissions).tag, 2);
     drop(left);
-    desk.recv(&right, Buffer::zeroed(100), 0, 100, 1);
-    let event = next_event(&mut desk);
+    submissions.recv(&right, Buffer::zeroed(100), 0, 100, 1);
+    let event = next_event(&mut submissions);
     assert_eq!((event.tag, event.result.unwrap()), (1, 3));
-    desk.recv(&right, Buffer::zeroed(100), 0, 100, 3);
-    assert_eq!(next_event(&mut desk).result.unwrap(), 0);
-    desk.send(&right, Buffer::from_bytes(b"abc"), 0, 3, 4);
-    assert_eq!(next_event(&mut desk).result.unwrap_err().raw_os_error(), Some(libc::EPIPE));
+    submissions.recv(&right, Buffer::zeroed(100), 0, 100, 3);
+    assert_eq!(next_event(&mut submissions).result.unwrap(), 0);
+    submissions.send(&right, Buffer::from_bytes(b"abc"), 0, 3, 4);
+    assert_eq!(next_event(&mut submissions).result.unwrap_err().raw_os_error(), Some(libc::EPIPE));
 }
 
 #[test]
 fn nothing_is_moved_at_once() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let (_left, right) = pair();
-    desk.recv(&right, Buffer::zeroed(8), 4, 0, 1);
-    desk.send(&right, Buffer::empty(), 0, 0, 2);
+    submissions.recv(&right, Buffer::zeroed(8), 4, 0, 1);
+    submissions.send(&right, Buffer::empty(), 0, 0, 2);
     for tag in [1, 2] {
-        let event = desk.pop_event().unwrap();
+        let event = submissions.pop_event().unwrap();
         assert_eq!((event.tag, event.result.unwrap()), (tag, 0));
     }
-    desk.send_many(&right, Vec::new(), 3);
-    assert_eq!(next_event(&mut desk).result.unwrap(), 0);
+    submissions.send_many(&right, Vec::new(), 3);
+    assert_eq!(next_event(&mut submissions).result.unwrap(), 0);
 }
 
 #[test]
 fn a_ring_dropped_on_another_thread_leaks_and_returns() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let (_left, right) = pair();
-    desk.recv(&right, Buffer::zeroed(8), 0, 8, 1);
-    desk.ring_mut().submit();
+    submissions.recv(&right, Buffer::zeroed(8), 0, 8, 1);
+    submissions.ring_mut().submit();
     let started = Instant::now();
-    std::thread::spawn(move || drop(desk)).join().unwrap();
+    std::thread::spawn(move || drop(submissions)).join().unwrap();
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
 fn an_eventfd_wakes_from_another_thread() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let wake = eventfd();
-    desk.poll_readable(&wake, 5);
-    desk.ring_mut().submit();
-    assert!(desk.pop_event().is_none());
+    submissions.poll_readable(&wake, 5);
+    submissions.ring_mut().submit();
+    assert!(submissions.pop_event().is_none());
     let other = wake.clone();
     let thread = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
         rustix::io::write(&*other, &[1; 8]).unwrap();
     });
-    desk.ring_mut().submit_and_wait(None);
-    let event = next_event(&mut desk);
+    submissions.ring_mut().submit_and_wait(None);
+    let event = next_event(&mut submissions);
     assert_eq!(event.tag, 5);
     assert!(event.result.unwrap() & libc::POLLIN as u32 != 0);
     thread.join().unwrap();
@@ -158,84 +158,84 @@ fn connections_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let listener: Arc<OwnedFd> = Arc::new(UnixListener::bind(&path).unwrap().into());
-    let mut desk = desk();
-    desk.accept(&listener, 1);
-    desk.ring_mut().submit();
+    let mut submissions = submissions();
+    submissions.accept(&listener, 1);
+    submissions.ring_mut().submit();
     let mut client = UnixStream::connect(&path).unwrap();
-    let event = next_event(&mut desk);
+    let event = next_event(&mut submissions);
     assert_eq!((event.tag, event.result.unwrap()), (1, 0));
     let server = Arc::new(event.connection.unwrap());
     client.write_all(b"abc").unwrap();
-    desk.recv(&server, Buffer::zeroed(3), 0, 3, 2);
-    assert_eq!(next_event(&mut desk).buffer.as_slice(), b"abc");
+    submissions.recv(&server, Buffer::zeroed(3), 0, 3, 2);
+    assert_eq!(next_event(&mut submissions).buffer.as_slice(), b"abc");
 }
 
 #[test]
 fn a_timeout_ends_the_wait() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let wake = eventfd();
-    desk.poll_readable(&wake, 5);
+    submissions.poll_readable(&wake, 5);
     let started = Instant::now();
-    desk.ring_mut().submit_and_wait(Some(Duration::from_millis(30)));
+    submissions.ring_mut().submit_and_wait(Some(Duration::from_millis(30)));
     let elapsed = started.elapsed();
     assert!(elapsed >= Duration::from_millis(29), "waited {elapsed:?}");
-    assert!(!desk.ring().has_ended());
-    desk.ring_mut().submit_and_wait(Some(Duration::ZERO));
-    assert_eq!(desk.ring().in_flight(), 1);
+    assert!(!submissions.ring().has_ended());
+    submissions.ring_mut().submit_and_wait(Some(Duration::ZERO));
+    assert_eq!(submissions.ring().in_flight(), 1);
 }
 
 #[test]
 fn a_cancelled_wait_comes_out() {
-    let mut desk = desk();
+    let mut submissions = submissions();
     let (wake, (_left, right)) = (eventfd(), pair());
-    desk.poll_readable(&wake, 5);
-    desk.recv(&right, Buffer::zeroed(64), 0, 64, 6);
-    desk.cancel(6);
-    let event = next_event(&mut desk);
+    submissions.poll_readable(&wake, 5);
+    submissions.recv(&right, Buffer::zeroed(64), 0, 64, 6);
+    submissions.cancel(6);
+    let event = next_event(&mut submissions);
     assert_eq!((event.tag, event.buffer.len()), (6, 64));
     assert_eq!(event.result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
-    assert_eq!(desk.ring().in_flight(), 1);
+    assert_eq!(submissions.ring().in_flight(), 1);
 }
 
 #[test]
 fn more_waits_than_the_queues_hold() {
-    let mut desk = Desk::new(Ring::new(4).unwrap());
+    let mut submissions = SubmissionQueue::new(Ring::new(4).unwrap());
     let wake = eventfd();
     for tag in 0..5000 {
-        desk.poll_readable(&wake, tag);
+        submissions.poll_readable(&wake, tag);
     }
-    assert_eq!(desk.ring().in_flight(), 5000);
+    assert_eq!(submissions.ring().in_flight(), 5000);
     rustix::io::write(&*wake, &[1; 8]).unwrap();
-    let mut tags: Vec<u64> = (0..5000).map(|_| next_event(&mut desk).tag).collect();
+    let mut tags: Vec<u64> = (0..5000).map(|_| next_event(&mut submissions).tag).collect();
     tags.sort_unstable();
     assert!(tags.into_iter().eq(0..5000));
-    assert_eq!(desk.ring().in_flight(), 0);
+    assert_eq!(submissions.ring().in_flight(), 0);
 }
 
 #[test]
 fn a_dropped_ring_takes_its_waits_along() {
     let started = Instant::now();
     let (left, right) = pair();
-    let mut desk = Desk::new(Ring::new(4).unwrap());
+    let mut submissions = SubmissionQueue::new(Ring::new(4).unwrap());
     for tag in 0..100 {
-        desk.poll_readable(&right, tag);
+        submissions.poll_readable(&right, tag);
     }
-    desk.recv(&right, Buffer::zeroed(4096), 0, 4096, 1000);
-    desk.ring_mut().submit();
-    desk.recv(&left, Buffer::zeroed(4096), 0, 4096, 1001);
-    drop(desk);
-    assert!(started.elapsed() < Duration::from_secs(5), "the drop waited in vain");
-    assert_eq!(Arc::strong_count(&right), 1, "nothing keeps the socket open");
+    submissions.recv(&right, Buffer::zeroed(4096), 0, 4096, 1000);
+    submissions.ring_mut().submit();
+    submissions.recv(&left, Buffer::zeroed(4096), 0, 4096, 1001);
+    drop(submissions);
+    assert!(started.elapsed() < Duration::from_secs(5), "the drop waited for the peer");
+    assert_eq!(Arc::strong_count(&right), 1, "the socket is closed");
 }
 
 #[test]
 #[should_panic(expected = "through a ring with a kernel")]
 fn a_ring_without_kernel_takes_no_sockets() {
-    Desk::new(Ring::without_kernel()).poll_readable(&eventfd(), 1);
+    SubmissionQueue::new(Ring::without_kernel()).poll_readable(&eventfd(), 1);
 }
 
-/// A job that reads this many bytes of an eventfd, one call after the other, and then hands itself
-/// back.
+/// A job that reads this many bytes of an eventfd, one call after the other, and then returns
+/// itself.
 #[derive(Debug)]
 struct Reader {
     file: Arc<OwnedFd>,
@@ -267,17 +267,22 @@ impl Job<u32> for Reader {
         ring.complete(self.name);
         None
     }
+
+    fn value(&self) -> &u32 {
+        &self.name
+    }
 }
 
 #[test]
 fn jobs_go_on_and_wait_for_their_turn() {
-    let mut desk = desk();
-    let (ring, file) = (desk.ring_mut(), eventfd());
+    let mut submissions = submissions();
+    let (ring, file) = (submissions.ring_mut(), eventfd());
     let count = ring.awaited_max() as u32 + 3;
     for name in 0..count {
         ring.start(Box::new(Reader { file: file.clone(), calls_left: 2, name }).work(true));
     }
     assert_eq!((ring.awaited(), ring.in_flight()), (count as usize, count as usize));
+    assert_eq!(ring.oldest(), Some(&0));
     let mut ended = Vec::new();
     for _ in 0..2 * count {
         rustix::io::write(&*file, &1_u64.to_le_bytes()).unwrap();
@@ -290,7 +295,7 @@ fn jobs_go_on_and_wait_for_their_turn() {
     }
     ended.sort_unstable();
     assert!(ended.into_iter().eq(0..count));
-    assert!(desk.pop_event().is_none(), "what a job does is no news for the desk");
+    assert!(submissions.pop_event().is_none(), "a job makes no event");
 }
 
 #[test]
@@ -314,19 +319,19 @@ fn a_dropped_ring_waits_for_what_is_awaited() {
 }
 
 #[test]
-fn errands_come_back_from_other_threads() {
+fn remote_jobs_return_from_other_threads() {
     let mut ring = Ring::new(8).unwrap();
     let mut started = 0;
     let threads: Vec<_> = (0..4)
         .map(|thread| {
-            let errands: Vec<_> = (0..500).map(|_| ring.errand().unwrap()).collect();
-            started += errands.len();
+            let remote_jobs: Vec<_> = (0..500).map(|_| ring.remote_job().unwrap()).collect();
+            started += remote_jobs.len();
             std::thread::spawn(move || {
-                for (nth, errand) in (0..).zip(errands) {
+                for (nth, remote) in (0..).zip(remote_jobs) {
                     if nth % 50 == 0 {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    errand.end(thread * 500 + nth);
+                    remote.end(thread * 500 + nth);
                 }
             })
         })
@@ -334,7 +339,8 @@ fn errands_come_back_from_other_threads() {
     assert_eq!((ring.in_flight(), ring.awaited()), (started, started));
     let mut ended = Vec::new();
     while ring.in_flight() > 0 {
-        // It waits for what is out as for everything else: nothing else would end this.
+        // The ring waits for a remote job as for all other work: no other event would end this
+        // wait.
         ring.submit_and_wait(None);
         ended.extend(std::iter::from_fn(|| ring.pop_completed()));
     }
@@ -345,10 +351,10 @@ fn errands_come_back_from_other_threads() {
 }
 
 #[test]
-fn an_errand_that_is_dropped_brings_nothing_back() {
+fn a_dropped_remote_job_returns_no_result() {
     let mut ring = Ring::new(8).unwrap();
-    let errand = ring.errand().unwrap();
-    let thread = std::thread::spawn(move || drop(errand));
+    let remote = ring.remote_job().unwrap();
+    let thread = std::thread::spawn(move || drop(remote));
     while ring.in_flight() > 0 {
         ring.submit_and_wait(None);
     }
@@ -372,7 +378,7 @@ fn a_wake_ends_a_sleep_or_keeps_it_from_beginning() {
     ring.sleep(None);
     let elapsed = started.elapsed();
     assert!(elapsed >= Duration::from_millis(25), "slept {elapsed:?}");
-    assert_eq!((ring.in_flight(), ring.awaited()), (0, 0), "being woken is no work");
+    assert_eq!((ring.in_flight(), ring.awaited()), (0, 0), "a wake-up is not a call in flight");
     thread.join().unwrap();
 }
 
@@ -381,13 +387,13 @@ fn a_command_reaches_the_driver_behind_a_file() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let server: Arc<OwnedFd> = Arc::new(listener.accept().unwrap().0.into());
-    let mut desk = Desk::new(Ring::with_commands(8).unwrap());
+    let mut submissions = SubmissionQueue::new(Ring::with_commands(8).unwrap());
     client.write_all(b"seven b").unwrap();
     // Other calls go through the same ring.
-    desk.poll_readable(&server, 1);
-    assert_eq!(next_event(&mut desk).tag, 1);
-    desk.command(&server, Command::receivable(), Buffer::empty(), 2);
-    let event = next_event(&mut desk);
+    submissions.poll_readable(&server, 1);
+    assert_eq!(next_event(&mut submissions).tag, 1);
+    submissions.command(&server, Command::receivable(), Buffer::empty(), 2);
+    let event = next_event(&mut submissions);
     assert_eq!(event.tag, 2);
     match event.result.map_err(|error| error.raw_os_error().unwrap()) {
         Err(libc::EOPNOTSUPP | libc::EINVAL) => {
@@ -395,12 +401,12 @@ fn a_command_reaches_the_driver_behind_a_file() {
         }
         result => assert_eq!(result, Ok(7)),
     }
-    desk.recv(&server, Buffer::zeroed(7), 0, 7, 3);
-    assert_eq!(next_event(&mut desk).buffer.as_slice(), b"seven b");
+    submissions.recv(&server, Buffer::zeroed(7), 0, 7, 3);
+    assert_eq!(next_event(&mut submissions).buffer.as_slice(), b"seven b");
 }
 
 #[test]
 #[should_panic(expected = "a ring that was made for them")]
 fn a_ring_with_short_entries_takes_no_commands() {
-    desk().command(&pair().0, Command::receivable(), Buffer::empty(), 1);
+    submissions().command(&pair().0, Command::receivable(), Buffer::empty(), 1);
 }

@@ -1,9 +1,10 @@
-//! Operations of clients on single sectors, and their times: is there one order that explains them?
+//! Operations of clients on single sectors, with their times, and the check that one order explains
+//! them.
 //!
-//! Every write has a tag of its own, so that a register's history can be judged exactly (Gibbons
-//! and Korach 1997): the operations on a value span a *zone* from the first end to the last
-//! start. If that is a stretch of time, the sector held the value all along, and no other value's
-//! stretch may overlap it, nor may another value come and go within it.
+//! Every write has a tag of its own, so that a register's history can be checked exactly (Gibbons
+//! and Korach 1997): the operations on a value span a *zone* from the first end to the last start.
+//! If a zone is a stretch of time, the sector held the value throughout, so the zone of another
+//! value may neither overlap this stretch nor be within it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -17,7 +18,7 @@ pub const ZERO: u64 = 0;
 const UNENDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Act {
+struct Action {
     sector: u64,
     tag: u64,
     is_write: bool,
@@ -32,12 +33,12 @@ struct Act {
 pub struct Record {
     clock: u64,
     last_tag: u64,
-    acts: Vec<Act>,
+    actions: Vec<Action>,
     /// Start and end of flushes that ended.
     flushes: Vec<(u64, u64)>,
 }
 
-/// The record that threads share. Never held where another thread may run.
+/// The record that threads share. Its lock is never held at a point where another thread may run.
 #[derive(Debug, Default)]
 pub struct History(Mutex<Record>);
 
@@ -61,8 +62,8 @@ impl History {
     /// A write of `tag` begins; returns what [`History::wrote`] needs.
     pub fn writes(&self, sector: u64, count: u64, tag: u64, is_fua: bool) -> (usize, usize) {
         let mut record = self.record();
-        let (first, start) = (record.acts.len(), record.now());
-        record.acts.extend((sector..sector + count).map(|sector| Act {
+        let (first, start) = (record.actions.len(), record.now());
+        record.actions.extend((sector..sector + count).map(|sector| Action {
             sector,
             tag,
             is_write: true,
@@ -70,21 +71,21 @@ impl History {
             start,
             end: UNENDED,
         }));
-        (first, record.acts.len())
+        (first, record.actions.len())
     }
 
-    /// A write succeeded. One that fails may have happened, and never ends.
-    pub fn wrote(&self, acts: (usize, usize)) {
+    /// A write succeeded. A failed write may have taken effect, and never ends.
+    pub fn wrote(&self, actions: (usize, usize)) {
         let mut record = self.record();
         let end = record.now();
-        record.acts[acts.0..acts.1].iter_mut().for_each(|act| act.end = end);
+        record.actions[actions.0..actions.1].iter_mut().for_each(|action| action.end = end);
     }
 
     /// A read that began at `start` has ended and found `tags`.
     pub fn found(&self, sector: u64, tags: &[u64], start: u64) {
         let mut record = self.record();
         let end = record.now();
-        record.acts.extend((sector..).zip(tags).map(|(sector, &tag)| Act {
+        record.actions.extend((sector..).zip(tags).map(|(sector, &tag)| Action {
             sector,
             tag,
             is_write: false,
@@ -101,16 +102,16 @@ impl History {
         record.flushes.push((start, end));
     }
 
-    /// A copy of what is known now.
+    /// A copy of the present record.
     pub fn record_now(&self) -> Record {
         self.record().clone()
     }
 
     /// Panics unless one order of the operations on each sector explains what was read.
     pub fn judge(&self) {
-        let mut sectors: BTreeMap<u64, BTreeMap<u64, Vec<Act>>> = BTreeMap::new();
-        for act in &self.record().acts {
-            sectors.entry(act.sector).or_default().entry(act.tag).or_default().push(*act);
+        let mut sectors: BTreeMap<u64, BTreeMap<u64, Vec<Action>>> = BTreeMap::new();
+        for action in &self.record().actions {
+            sectors.entry(action.sector).or_default().entry(action.tag).or_default().push(*action);
         }
         for (sector, values) in sectors {
             judge_sector(sector, &values);
@@ -125,17 +126,18 @@ impl Record {
     }
 
     /// Panics if `tag` must not be in the sector after a power cut at the end of this record; or
-    /// after the death of the server, which loses nothing that was acknowledged.
+    /// after the death of the server, which must not lose acknowledged data.
     pub fn judge_after(&self, sector: u64, tag: u64, is_cut: bool) {
-        let writes = || self.acts.iter().filter(|act| act.is_write && act.sector == sector);
-        let end = match writes().find(|act| act.tag == tag) {
+        let writes =
+            || self.actions.iter().filter(|action| action.is_write && action.sector == sector);
+        let end = match writes().find(|action| action.tag == tag) {
             Some(write) => write.end,
             None => {
                 assert!(tag == INITIAL, "afterwards sector {sector} has foreign data {tag}");
                 0
             }
         };
-        let is_durable = |write: &&Act| {
+        let is_durable = |write: &&Action| {
             let covers = |flush: &(u64, u64)| write.end < flush.0;
             let is_kept = !is_cut || write.is_fua || self.flushes.iter().any(covers);
             write.end != UNENDED && is_kept
@@ -147,16 +149,17 @@ impl Record {
     }
 }
 
-fn judge_sector(sector: u64, values: &BTreeMap<u64, Vec<Act>>) {
+fn judge_sector(sector: u64, values: &BTreeMap<u64, Vec<Action>>) {
     let mut zones = Vec::new();
-    for (&tag, acts) in values {
-        let write = acts.iter().find(|act| act.is_write);
+    for (&tag, actions) in values {
+        let write = actions.iter().find(|action| action.is_write);
         assert!(write.is_some() || tag == INITIAL, "sector {sector} shows foreign data {tag}");
         let written = write.map_or((0, 0), |write| (write.start, write.end));
-        let early = acts.iter().find(|act| act.end < written.0);
+        let early = actions.iter().find(|action| action.end < written.0);
         assert!(early.is_none(), "sector {sector} shows {tag} before it was written");
-        let first_end = acts.iter().map(|act| act.end).min().unwrap_or(0).min(written.1);
-        let last_start = acts.iter().map(|act| act.start).max().unwrap_or(0).max(written.0);
+        let first_end = actions.iter().map(|action| action.end).min().unwrap_or(0).min(written.1);
+        let last_start =
+            actions.iter().map(|action| action.start).max().unwrap_or(0).max(written.0);
         zones.push((tag, first_end, last_start));
     }
     for &(tag, end, start) in zones.iter().filter(|(_, end, start)| end < start) {

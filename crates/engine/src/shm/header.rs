@@ -1,8 +1,8 @@
-//! What all memory of servers begins with: what it is, of which version and shape, whose it is, and
-//! of which run of the machine. Each target says in which words that stands.
+//! The header of every server's shared memory: its kind, version and shape, the attach that owns
+//! it, and the boot of the machine. Each target chooses the words for these fields.
 //!
-//! One rule for versions: a server reads those up to its own, and refuses any other with an error
-//! that says so. What it cannot read may be acknowledged writes.
+//! There is one rule for versions: a server reads versions up to its own, and refuses any other
+//! with an error that names it. The unreadable memory may hold acknowledged writes.
 
 use crate::error::{Error, Kind, Result};
 use crate::sync::SharedWord;
@@ -10,7 +10,7 @@ use crate::sync::atomic::Ordering;
 
 use super::SharedWords;
 
-/// Where a target's memory has its header, and what it says there.
+/// The words in which a target's memory has its header, and their expected values.
 #[derive(Debug)]
 pub struct Header {
     /// Says that it is this target's; stored last.
@@ -21,7 +21,7 @@ pub struct Header {
     pub stripes_max: usize,
     /// The word of the magic number.
     pub magic_at: usize,
-    /// Of the version, and of the number of stripes below it.
+    /// The word of the version, and of the number of stripes in its lower bits.
     pub shape_at: usize,
     /// Of the attach that owns the memory.
     pub attach_at: usize,
@@ -31,21 +31,21 @@ pub struct Header {
     pub boot_at: usize,
 }
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading {
     /// The version of the server that left it.
     pub version: u64,
     /// Its stripes.
     pub stripes: usize,
-    /// The attach, as on the label; and the one that was taking the memory over.
+    /// The attach, as on the label; and another attach that was taking the memory over.
     pub attach_ids: [u64; 2],
     /// Whether the machine has not been started again since.
     pub is_of_this_boot: bool,
 }
 
 impl Heading {
-    /// Whether the memory is that of an attach.
+    /// Whether the memory belongs to an attach.
     pub fn is_of(&self, attach_id: u64) -> bool {
         self.is_of_this_boot && self.attach_ids.contains(&attach_id)
     }
@@ -58,8 +58,8 @@ impl Header {
         words[at].load(Ordering::SeqCst)
     }
 
-    /// What stands there; `None` when no server has been here; an error when that was one of
-    /// another version. `has_room`: whether the memory is long enough for a version and a number of
+    /// Reads the header: `None` if no server has used the memory, an error if a server of another
+    /// version has. `has_room`: whether the memory is long enough for a version and a number of
     /// stripes.
     pub fn read(
         &self,
@@ -78,9 +78,9 @@ impl Header {
             return Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "the memory that the last server left has version {version} and {stripes} \
-                     stripes in {} words, and this udm knows versions up to {}: use the udm of \
-                     that server, or add `lost_memory accept` to the table to go on without",
+                    "the shared memory of the last server has version {version} and {stripes} \
+                     stripes in {} words, but this udm supports versions up to {}: use the udm of \
+                     that server, or add `lost_memory accept` to the table to continue without it",
                     words.len(),
                     self.version
                 ),
@@ -94,20 +94,20 @@ impl Header {
         }))
     }
 
-    /// The version and the stripes that the memory claims, whatever it is.
+    /// The version and the number of stripes in the header, unchecked.
     pub fn shape(&self, shared: &SharedWords) -> (u64, usize) {
         let shape = self.load(shared.words(), self.shape_at);
         (shape >> 32, (shape & STRIPES_MASK) as usize)
     }
 
-    /// From here on it has this version's shape. Nothing must stand in it that means anything in
-    /// either shape.
+    /// Gives the memory this version's shape. Its words must not have a meaning in either shape at
+    /// this moment.
     pub fn set_shape(&self, shared: &SharedWords, stripes: usize) {
         let shape = self.version << 32 | stripes as u64;
         shared.words()[self.shape_at].store(shape, Ordering::SeqCst);
     }
 
-    /// From here on it is that of an attach, and says so.
+    /// Makes an attach the owner of the memory, and records that in the header.
     pub fn own(&self, shared: &SharedWords, attach_id: u64) {
         let words = shared.words();
         words[self.boot_at].store(shared.boot(), Ordering::SeqCst);
@@ -117,7 +117,8 @@ impl Header {
     }
 
     /// Another attach is about to take the memory over from `owner`, which the label names: both
-    /// own it. The owner may have been about to take it over itself when its server died.
+    /// attaches own the memory. The owner may itself have been taking the memory over when its
+    /// server died.
     pub fn announce_attach(&self, shared: &SharedWords, owner: u64, attach_id: u64) {
         shared.words()[self.attach_at].store(owner, Ordering::SeqCst);
         shared.words()[self.attach_next_at].store(attach_id, Ordering::SeqCst);

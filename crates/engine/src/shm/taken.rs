@@ -1,14 +1,14 @@
-//! The memory of an attach that is under way: what a dead server left, or new. New memory is
-//! removed again, unless the label comes to name it.
+//! The shared memory of an attach in progress: memory that a dead server left, or new memory. New
+//! memory is removed again, unless the label is changed to name it.
 
 use crate::error::{Error, Kind, Result};
 
-use super::{Keeper, SharedWords};
+use super::{SharedStore, SharedWords};
 
 /// The memory of an attach that is under way.
 #[derive(Debug)]
 pub struct Taken {
-    keeper: Keeper,
+    shared_store: SharedStore,
     words: SharedWords,
     attach_id: u64,
     /// The attach that the label names.
@@ -18,10 +18,10 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// `found`, which has `words_min` words at least, or `words` new ones for this attach. `name`:
-    /// the medium's. `owner`: the attach that its label names.
+    /// Takes `found`, which has at least `words_min` words, or creates `words` new ones for this
+    /// attach. `name`: the medium's name. `owner`: the attach that its label names.
     pub fn of(
-        keeper: Keeper,
+        shared_store: SharedStore,
         found: Option<SharedWords>,
         (words, words_min): (usize, usize),
         (attach_id, owner): (u64, u64),
@@ -30,13 +30,13 @@ impl Taken {
         let is_new = found.is_none();
         let words = match found {
             Some(words) => words,
-            None => keeper.create(attach_id, words)?,
+            None => shared_store.create(attach_id, words)?,
         };
         if words.words().len() < words_min {
-            let what = "the memory that the last server left is of another version";
+            let what = "the shared memory of the last server has another version";
             return Err(Error::new(Kind::Unsupported, format!("{name}: {what}")));
         }
-        Ok(Taken { keeper, words, attach_id, owner, is_new, is_named: false })
+        Ok(Taken { shared_store, words, attach_id, owner, is_new, is_named: false })
     }
 
     /// Whether no dead server has left it.
@@ -49,9 +49,9 @@ impl Taken {
         &self.words
     }
 
-    /// Who keeps it.
-    pub fn keeper(&self) -> &Keeper {
-        &self.keeper
+    /// The store that holds the memory.
+    pub fn shared_store(&self) -> &SharedStore {
+        &self.shared_store
     }
 
     /// The attach that is under way.
@@ -59,12 +59,13 @@ impl Taken {
         self.attach_id
     }
 
-    /// The label is about to name it, and it stays in any case. What a dead server left gets a
-    /// second name, after `announce` has said in it which attach owned it and which one will.
+    /// The label is about to name the memory, so it is kept in any case. Memory that a dead server
+    /// left gets a second name. Before that, `announce` records in it the attach that owned it and
+    /// the attach that will own it.
     pub fn name(&mut self, announce: impl FnOnce(&SharedWords, u64, u64)) -> Result<()> {
         if !self.is_new {
             announce(&self.words, self.owner, self.attach_id);
-            self.keeper.rename(&self.words, self.attach_id)?;
+            self.shared_store.rename(&self.words, self.attach_id)?;
         }
         self.is_named = true;
         Ok(())

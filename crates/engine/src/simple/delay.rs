@@ -3,22 +3,23 @@
 //! `delay <device> <offset> <delay>`, and the same three words again for writes and flushes, and
 //! once more for flushes alone. Delays are milliseconds. The kernel's `dm-delay`.
 //!
-//! A target has no clock: the background's tick passes the time. A bio that must wait is parked
+//! The background's tick passes the time to the target. A bio that must wait is parked
 //! with a ticket as its progress. Each tick gives all tickets handed out since the last one the
 //! same due time, so that none is early. When that time comes they are released, room is signalled,
-//! and the drivers submit the bios again. Without a background delayed bios wait for ever.
+//! and the drivers submit the bios again. Without a background delayed bios wait without end.
 //!
 //! `?seek=` after the first device gives the line one arm: reads and writes are served one at a
-//! time, in the order in which they came, and each takes what `seek` says of the way from the one
-//! before. Then it waits for its delay, beside the next ones. Flushes know no arm.
+//! time, in the order of their arrival, and each takes the time that `seek` gives for the distance
+//! from the last one. Then it waits for its delay while the next ones run. Flushes do not move the
+//! arm.
 
 use std::collections::VecDeque;
 
 use super::{Carrier, Location, Mapping, wrong_count};
+use crate::base::seek::Seek;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Kind, Result};
-use crate::seek::Seek;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::table::Word;
@@ -38,11 +39,11 @@ pub const DELAY_WORDS: &str =
 /// The arguments of a delay line.
 #[derive(Clone, Debug)]
 pub struct DelayArgs {
-    /// Reads, writes and flushes: where they go and how many milliseconds they wait.
+    /// The location and the delay in milliseconds of reads, writes and flushes.
     pub lanes: [(Location, u64); 3],
-    /// How many of the three were given.
+    /// The number of lanes that the line gives.
     pub given: usize,
-    /// The times of the disk that reads and writes pretend to meet.
+    /// The seek times of the simulated disk, for reads and writes.
     seek: Option<Seek>,
 }
 
@@ -62,7 +63,7 @@ impl DelayArgs {
         let of = |n: usize| given[n.min(given.len() - 1)].clone();
         let seek = given[0].0.device.options.seek;
         if let Some(other) = given[1..].iter().find(|lane| lane.0.device.options.seek.is_some()) {
-            let what = "seek is said behind the first device: the line has one arm";
+            let what = "seek must follow the first device: the line has one arm";
             return Err(other.0.device.error(Kind::Invalid, what));
         }
         Ok(DelayArgs { lanes: [of(0), of(1), of(2)], given: given.len(), seek })
@@ -76,10 +77,9 @@ pub struct Delay {
     given: usize,
     arm: Option<Arm>,
     carrier: Carrier,
-    events: Arc<Events>,
 }
 
-/// The arm of the disk that reads and writes of a line pretend to meet.
+/// The arm of the simulated disk, for reads and writes of a line.
 #[derive(Debug)]
 struct Arm {
     seek: Seek,
@@ -90,26 +90,26 @@ struct Arm {
 
 #[derive(Debug, Default)]
 struct ArmState {
-    /// What has come since the last look: which lane, its ticket, first byte and length.
+    /// The requests since the last tick: lane, ticket, first byte and length.
     arrived: VecDeque<(usize, u64, u64, u64)>,
-    /// The end of the last request.
+    /// The byte where the last request ended.
     position: u64,
-    /// The last request's end.
+    /// The time when the last request ends.
     free_at: Nanos,
 }
 
 impl Arm {
-    /// A ticket for a bio that has come, in the order in which the arm serves them.
+    /// A ticket for a new bio, in the order in which the arm serves bios.
     fn queue(&self, nth: usize, lane: &Lane, bio: &Bio) -> u64 {
         let mut state = lock(&self.state);
         let ticket = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
-        // Nothing passes under the head of what is only forgotten.
+        // A discard moves no data under the head.
         let len = if matches!(bio.op, Op::Read | Op::Write) { bio.len } else { 0 };
         state.arrived.push_back((nth, ticket, bio.offset, len));
         ticket
     }
 
-    /// Gives all that has come its time.
+    /// Computes the due times of all new requests.
     fn tick(&self, now: Nanos, lanes: &[Lane; 3]) {
         let mut state = lock(&self.state);
         while let Some((nth, ticket, at, len)) = state.arrived.pop_front() {
@@ -129,14 +129,14 @@ struct Lane {
     delay_ms: u64,
     /// Tickets handed out; the first is 1.
     tickets: AtomicU64,
-    /// Tickets up to this one need not wait any more.
+    /// Tickets up to this one no longer wait.
     released: AtomicU64,
     /// Bios that waited and were then sent on.
     gone_on: AtomicU64,
     schedule: Mutex<Schedule>,
 }
 
-/// When tickets are released.
+/// The due times of tickets.
 #[derive(Debug, Default)]
 struct Schedule {
     /// Tickets up to this one have a due time.
@@ -169,25 +169,27 @@ impl Delay {
             given: args.given,
             arm: args.seek.map(|seek| Arm { seek, span: len, state: Mutex::default() }),
             carrier: Carrier::default(),
-            events: Arc::default(),
         })
     }
 
     fn lane(op: Op) -> usize {
         match op {
             Op::Read => 0,
-            Op::Write | Op::Discard | Op::WriteZeroes => 1,
+            Op::Write | Op::Discard | Op::WriteZeroes => WRITES,
             Op::Flush => FLUSHES,
         }
     }
 }
 
-/// The lane that an arm has nothing to do with.
+/// The lane of writes, discards and zeroes, which a suspend flushes.
+const WRITES: usize = 1;
+
+/// The lane of flushes, which do not move the arm.
 const FLUSHES: usize = 2;
 
 impl Lane {
-    /// Releases what is due at `now`; whether that was anything, and when to look again.
-    /// `is_timed`: an arm has given each ticket its time.
+    /// Releases the tickets that are due at `now`. Returns whether there were any, and the next due
+    /// time. `is_timed`: an arm has given each ticket its time.
     fn tick(&self, now: Nanos, is_timed: bool) -> (bool, Option<Nanos>) {
         let mut schedule = lock(&self.schedule);
         let tickets = self.tickets.load(Ordering::SeqCst);
@@ -241,7 +243,7 @@ impl Target for Delay {
                 None => lane.tickets.fetch_add(1, Ordering::SeqCst) + 1,
             };
             port.parked.push_back(bio);
-            self.events.work();
+            self.carrier.rest.events().work();
         } else if ticket <= lane.released.load(Ordering::SeqCst) {
             lane.gone_on.fetch_add(1, Ordering::SeqCst);
             bio.note = 0;
@@ -257,24 +259,29 @@ impl Target for Delay {
         }
     }
 
-    fn tick(&self, now: Nanos, _port: &mut Port) -> Option<Nanos> {
+    fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        self.carrier.tick(&self.lanes[WRITES].mapping, port);
         if let Some(arm) = &self.arm {
             arm.tick(now, &self.lanes);
         }
         let is_timed = |nth| self.arm.is_some() && nth != FLUSHES;
-        let ticks = [0, 1, FLUSHES].map(|nth| self.lanes[nth].tick(now, is_timed(nth)));
+        let ticks = [0, WRITES, FLUSHES].map(|nth| self.lanes[nth].tick(now, is_timed(nth)));
         if ticks.iter().any(|(has_released, _)| *has_released) {
-            self.events.room();
+            self.carrier.rest.events().room();
         }
         ticks.iter().filter_map(|(_, next)| *next).min()
     }
 
     fn events(&self) -> Option<&Arc<Events>> {
-        Some(&self.events)
+        Some(self.carrier.rest.events())
     }
 
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
         self.lanes[0].mapping.extent(offset, len)
+    }
+
+    fn losses(&self) -> u64 {
+        self.lanes[FLUSHES].mapping.losses()
     }
 
     fn health(&self) -> Health {
@@ -283,15 +290,32 @@ impl Target for Delay {
 
     fn limits(&self) -> TargetLimits {
         let [read, write, flush] = self.lanes.each_ref().map(|lane| lane.mapping.limits());
-        let block_bytes = read.block_bytes.max(write.block_bytes).max(flush.block_bytes);
-        TargetLimits { block_bytes, has_discard: write.has_discard }
+        TargetLimits { has_discard: write.has_discard, ..read.and(write).and(flush) }
     }
 
-    /// Reads, writes and flushes that wait.
+    fn suspend(&self) -> Result<()> {
+        self.carrier.rest.begin();
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.carrier.rest.is_idle()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.carrier.rest.is_durable()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.carrier.rest.resume();
+        Ok(())
+    }
+
     fn is_read_only(&self) -> bool {
         self.lanes.iter().any(|lane| lane.mapping.disk.is_read_only())
     }
 
+    /// Reads, writes and flushes that wait.
     fn status(&self) -> String {
         let [reads, writes, flushes] = self.lanes.each_ref().map(Lane::waiting);
         format!("{reads} {writes} {flushes}")

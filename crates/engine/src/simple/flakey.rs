@@ -4,8 +4,8 @@
 //! from the first tick on, then unreliable for `down` seconds, and so on. Without features
 //! reads and writes fail while it is down. The kernel's `dm-flakey`.
 //!
-//! A target has no clock: the background's tick switches it. Without a background it stays as it
-//! was loaded, available unless `up` is 0. Randomness is seeded, so a test replays.
+//! A target does not have a clock: the background's tick switches it. Without a background it keeps
+//! its first state, available unless `up` is 0. Randomness is seeded, so a test replays.
 
 use super::{Carrier, Location, Mapping, wrong_count};
 use crate::bio::{Bio, Op};
@@ -30,30 +30,30 @@ pub const FLAKEY_WORDS: &str = "<device> <offset> <up> <down> [<#words> <feature
 /// The arguments of a flakey line.
 #[derive(Clone, Debug)]
 pub struct FlakeyArgs {
-    /// Where it maps to.
+    /// The location that the line maps to.
     pub location: Location,
     /// Seconds available.
     pub up: u64,
     /// Seconds unreliable.
     pub down: u64,
-    /// What happens while it is down.
+    /// The effects while the target is down.
     pub features: Features,
 }
 
-/// What a flakey target does while it is down.
+/// The effects of a flakey target while it is down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// Reads fail.
     pub error_reads: bool,
-    /// Writes succeed and do nothing.
+    /// Writes succeed without effect.
     pub drop_writes: bool,
     /// Writes fail.
     pub error_writes: bool,
     /// One byte of each bio changes.
     pub corrupt: Option<CorruptByte>,
-    /// Chance, in parts of a billion, that a random byte of what is read changes.
+    /// The chance, in parts of a billion, that a random byte of a read changes.
     pub random_read_corrupt: u64,
-    /// The same for what is written.
+    /// The same for writes.
     pub random_write_corrupt: u64,
 }
 
@@ -99,7 +99,7 @@ impl Features {
             let message = format!("Invalid number of feature args: {} follow", words.len());
             return Err(count.error(Kind::Invalid, message));
         }
-        // As in the kernel, what stands after the counted words is ignored.
+        // As in the kernel, words after the counted words are ignored.
         let words = &words[..counted as usize];
         let mut features = Features::default();
         let mut words = words.iter();
@@ -236,10 +236,9 @@ pub struct Flakey {
     features: Features,
     carrier: Carrier,
     is_down: AtomicBool,
-    /// When the first tick was.
+    /// The time of the first tick.
     loaded_at: Mutex<Option<Nanos>>,
     prng: Mutex<Prng>,
-    events: Arc<Events>,
 }
 
 impl Flakey {
@@ -254,11 +253,10 @@ impl Flakey {
             is_down: AtomicBool::new(args.up == 0),
             loaded_at: Mutex::new(None),
             prng: Mutex::new(Prng::new(args.location.offset)),
-            events: Arc::default(),
         })
     }
 
-    /// The result of a bio while the target is down; `None`: it goes to the disk.
+    /// The result of a bio while the target is down; `None`: the bio is sent to the disk.
     fn verdict(&self, op: Op) -> Option<std::result::Result<(), Status>> {
         let features = &self.features;
         match op {
@@ -332,18 +330,26 @@ impl Target for Flakey {
         port.done.push_back(bio);
     }
 
-    fn tick(&self, now: Nanos, _port: &mut Port) -> Option<Nanos> {
+    fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let loaded_at = *lock(&self.loaded_at).get_or_insert(now);
         let cycle = self.up + self.down;
         let phase = now.saturating_sub(loaded_at) % cycle;
         let is_down = phase >= self.up;
         self.is_down.store(is_down, Ordering::SeqCst);
+        match self.verdict(Op::Flush).filter(|_| is_down) {
+            Some(status) => self.carrier.tick_without_disk(status),
+            None => self.carrier.tick(&self.mapping, port),
+        }
         let turns = self.up > 0 && self.down > 0;
         turns.then_some(now - phase + if is_down { cycle } else { self.up })
     }
 
     fn events(&self) -> Option<&Arc<Events>> {
-        Some(&self.events)
+        Some(self.carrier.rest.events())
+    }
+
+    fn losses(&self) -> u64 {
+        self.mapping.losses()
     }
 
     fn limits(&self) -> TargetLimits {
@@ -352,6 +358,24 @@ impl Target for Flakey {
 
     fn is_read_only(&self) -> bool {
         self.mapping.disk.is_read_only()
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.carrier.rest.begin();
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.carrier.rest.is_idle()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.carrier.rest.is_durable()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.carrier.rest.resume();
+        Ok(())
     }
 
     fn status(&self) -> String {

@@ -8,7 +8,8 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
 use crate::sync::Arc;
 use crate::table::Word;
-use crate::target::{Extent, Fact, Health, Port, Target, TargetLimits, pacing_facts};
+use crate::target::{Events, Extent, Fact, Health, Port, Target, TargetLimits, pacing_facts};
+use crate::units::Nanos;
 
 /// The words of a linear line.
 pub const LINEAR_WORDS: &str = "<device> <offset>";
@@ -16,7 +17,7 @@ pub const LINEAR_WORDS: &str = "<device> <offset>";
 /// The arguments of a linear line.
 #[derive(Clone, Debug)]
 pub struct LinearArgs {
-    /// Where it maps to.
+    /// The location that the line maps to.
     pub location: Location,
 }
 
@@ -63,6 +64,19 @@ impl Target for Linear {
         }
     }
 
+    fn tick(&self, _now: Nanos, port: &mut Port) -> Option<Nanos> {
+        self.carrier.tick(&self.mapping, port);
+        None
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(self.carrier.rest.events())
+    }
+
+    fn losses(&self) -> u64 {
+        self.mapping.losses()
+    }
+
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
         self.mapping.extent(offset, len)
     }
@@ -81,6 +95,24 @@ impl Target for Linear {
 
     fn is_read_only(&self) -> bool {
         self.mapping.disk.is_read_only()
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.carrier.rest.begin();
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.carrier.rest.is_idle()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.carrier.rest.is_durable()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.carrier.rest.resume();
+        Ok(())
     }
 
     fn status(&self) -> String {

@@ -1,13 +1,14 @@
 //! The small targets: linear, zero, error, delay, flakey. Useful by themselves, and tools for
 //! tests, which put them below the others.
 //!
-//! Three of them pass bios on to a disk; what they share is here: a `Mapping` is a range of a disk,
-//! a `Carrier` sends bios there and takes them back. Grammar, status and table text are those of
+//! Three of them pass bios on to a disk, and share two types: a `Mapping` is a range of a disk, and
+//! a `Carrier` sends bios to the disk and takes them back. Grammar, status and table text are as in
 //! the kernel's documents (`linear`, `zero`, `delay`, `dm-flakey`).
 
 mod delay;
 mod flakey;
 mod linear;
+mod rest;
 mod void;
 
 pub use delay::{DELAY_WORDS, Delay, DelayArgs};
@@ -17,13 +18,14 @@ pub use void::{ERROR_WORDS, ErrorTarget, Zero};
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
+use crate::common::per_port::PerPort;
 use crate::disk::{Disk, DiskIo};
-use crate::error::{Error, Kind, Result};
-use crate::per_port::PerPort;
+use crate::error::{Error, Kind, Result, Status};
 use crate::sync::Arc;
 use crate::table::{DeviceWord, Word};
 use crate::target::{Extent, Health, Port, TargetLimits, refused_push};
 use crate::units::SECTOR;
+use rest::Rest;
 
 /// Two words of a table line: a device, and the sector on it where the mapping starts.
 #[derive(Clone, Debug)]
@@ -72,9 +74,12 @@ impl Mapping {
         Ok(Mapping { disk, start })
     }
 
+    fn losses(&self) -> u64 {
+        self.disk.losses()
+    }
+
     fn limits(&self) -> TargetLimits {
-        let limits = self.disk.limits();
-        TargetLimits { block_bytes: limits.block_bytes, has_discard: limits.has_discard }
+        self.disk.limits().of_target().from(self.start)
     }
 
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
@@ -94,9 +99,11 @@ impl Mapping {
 }
 
 /// Sends bios to disks and takes them back. A bio with FUA is followed by a flush of its disk.
+/// A suspend flushes written data.
 #[derive(Debug, Default)]
 struct Carrier {
     pending: PerPort<Bio>,
+    rest: Rest,
 }
 
 impl Carrier {
@@ -110,9 +117,10 @@ impl Carrier {
     fn send_with(&self, bio: Bio, buffer: Buffer, to: &Mapping, port: &mut Port) {
         if bio.op == Op::Discard && !to.disk.limits().has_discard {
             port.pool.put(buffer);
-            return port.finish(bio, Err(crate::error::Status::Unsupported));
+            return port.finish(bio, Err(Status::Unsupported));
         }
         let (op, len) = (bio.op, bio.len);
+        self.rest.note(op);
         let offset = if op == Op::Flush { 0 } else { to.start + bio.offset };
         let token = u64::from(self.pending.of(port).insert(bio));
         let disk = to.disk.clone();
@@ -128,8 +136,12 @@ impl Carrier {
         });
     }
 
-    /// Takes an I/O back. Returns the bio it belongs to, with its status and data, once it is done.
+    /// Takes an I/O back. Returns the bio it belongs to, with its status and data, once it is done;
+    /// none for the flush of a suspend.
     fn complete(&self, mut io: DiskIo, port: &mut Port) -> Option<Bio> {
+        if self.rest.end(io.token, io.result) {
+            return None;
+        }
         let place = io.token as u32;
         let mut pending = self.pending.of(port);
         let changes = !matches!(io.op, Op::Read | Op::Flush);
@@ -147,6 +159,20 @@ impl Carrier {
         port.pool.put(give_back(&mut bio, io.buffer));
         bio.status = io.result;
         Some(bio)
+    }
+
+    /// Emits the flush of `to` that a suspend wants, if it wants one.
+    fn tick(&self, to: &Mapping, port: &mut Port) {
+        if let Some(token) = self.rest.start() {
+            port.ios.push_back(DiskIo::bare(&to.disk, Op::Flush, 0, 0, token));
+        }
+    }
+
+    /// The same flush ends without a disk.
+    fn tick_without_disk(&self, result: std::result::Result<(), Status>) {
+        if let Some(token) = self.rest.start() {
+            self.rest.end(token, result);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The small targets over RAM disks: what they do to data, time and words.
+//! The small targets over RAM disks: their effects on data and time, and their words.
 
 use super::*;
 use crate::device::{Device, LoadedTable};
@@ -70,12 +70,89 @@ fn each_client_of_a_linear_device_hears_once_of_a_failed_flush() {
         clients[..2].iter_mut().for_each(|client| assert_eq!(client.flush(), expected));
         assert_eq!(clients[2].flush(), Ok(()));
     }
-    // FUA is a flush, too.
+    // FUA causes a flush.
     clients[0].write_at(&[3; 512], 0, false).unwrap();
     disk.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
     assert_eq!(clients[1].flush(), Err(Status::Io));
     assert_eq!(clients[0].write_at(&[3; 512], 512, true), Err(Status::Io));
     assert_eq!(clients[0].write_at(&[3; 512], 512, true), Ok(()));
+}
+
+/// The three targets that have a disk, over one with a volatile cache.
+fn over_a_volatile_disk() -> Vec<(Arc<SimDisk>, Arc<Device>)> {
+    let disks: Vec<_> = (0..3).map(|_| Arc::new(SimDisk::new(MIB, 512))).collect();
+    let linear = LinearArgs::parse(&words("d 0")).unwrap();
+    let delay = DelayArgs::parse(&words("d 0 0 e 0 1 f 0 9")).unwrap();
+    let flakey = FlakeyArgs::parse(&words("d 0 10 5")).unwrap();
+    // The disks of the other lanes are not used: writes go to the lane of writes.
+    let mut lanes = |location: &Location| -> Result<Arc<dyn Disk>> {
+        let is_written = location.device.path == "e";
+        Ok(if is_written { disks[1].clone() } else { Arc::new(RamDisk::new(MIB, 512)) })
+    };
+    let delay = Delay::new(&delay, LEN, &mut lanes).unwrap();
+    let devices = [
+        device(Linear::new(&linear, LEN, disks[0].clone()).unwrap()),
+        device(delay),
+        device(Flakey::new(&flakey, LEN, disks[2].clone()).unwrap()),
+    ];
+    disks.into_iter().zip(devices).collect()
+}
+
+#[test]
+fn a_suspend_makes_durable_all_that_was_written() {
+    for (disk, device) in over_a_volatile_disk() {
+        let clock = ManualClock::default();
+        let mut local = Local::without_kernel(&device).unwrap().with_background(clock.clone());
+        for byte in 1..4 {
+            local.write_at(&[byte; 512], u64::from(byte) * 512, false).unwrap();
+            local.suspend().unwrap();
+            assert!(device.is_durable(), "{:?}", device.table());
+            let mut kept = [0];
+            disk.crash(&mut crate::prng::Prng::new(1)).peek(u64::from(byte) * 512, &mut kept);
+            assert_eq!(kept, [byte], "{:?}", device.table());
+            device.resume().unwrap();
+        }
+        // Durable data needs no flush.
+        local.suspend().unwrap();
+        device.resume().unwrap();
+        disk.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush));
+        local.suspend().unwrap();
+        assert!(device.is_durable(), "{:?}", device.table());
+        device.resume().unwrap();
+        local.write_zeroes(0, 512, false).unwrap();
+        local.suspend().unwrap();
+        assert!(!device.is_durable(), "{:?}", device.table());
+        device.resume().unwrap();
+        disk.heal();
+        local.suspend().unwrap();
+        assert!(device.is_durable(), "{:?}", device.table());
+    }
+}
+
+/// Its flush is in flight then, and writes pass it.
+#[test]
+fn a_suspend_that_was_taken_back_has_made_nothing_durable() {
+    let rest = Rest::default();
+    rest.begin();
+    assert!(rest.is_idle() && rest.start().is_none(), "no write was noted");
+    rest.note(Op::Read);
+    rest.note(Op::Flush);
+    rest.begin();
+    assert!(rest.is_idle() && rest.is_durable());
+    rest.note(Op::Discard);
+    rest.begin();
+    assert!(!rest.is_idle() && !rest.is_durable());
+    let early = rest.start().unwrap();
+    assert!(rest.start().is_none(), "one is enough");
+    rest.resume();
+    rest.note(Op::Write);
+    rest.begin();
+    // The early one may also end between the two steps of the next.
+    assert!(rest.end(early, Ok(())) && !rest.is_idle());
+    let late = rest.start().unwrap();
+    assert!(rest.end(early, Ok(())) && !rest.is_idle() && !rest.is_durable());
+    assert!(rest.end(late, Ok(())) && rest.is_idle() && rest.is_durable());
+    assert!(!rest.end(7, Ok(())), "a bio's");
 }
 
 #[test]
@@ -162,13 +239,13 @@ fn delay_with_an_arm_takes_the_time_of_the_way_in_order() {
     local.write_at(&[1; 512], 0, false).unwrap();
     assert_eq!(ms(&clock), 0, "the arm is there");
     local.write_at(&[2; 512], 512, false).unwrap();
-    assert_eq!(ms(&clock), 0, "it goes on where it was");
+    assert_eq!(ms(&clock), 0, "the arm is there already");
     local.read_at(&mut [0; 512], 1024 + quarter).unwrap();
     assert_eq!(ms(&clock), 6, "half of the stroke's time for a quarter of the way");
     local.read_at(&mut [0; 512], 512).unwrap();
     let back = ms(&clock);
     assert!((11..14).contains(&back), "{back}");
-    // Together they take what they take one after the other, in the order in which they came.
+    // Concurrent requests take the same time as consecutive ones, in the order of their arrival.
     for (token, at) in [(0, 0), (1, 2 * quarter), (2, 0)] {
         local.submit(Bio::write(at, Buffer::from_bytes(&[7; 512]), false, token));
     }
@@ -184,7 +261,7 @@ fn delay_with_an_arm_takes_the_time_of_the_way_in_order() {
 #[test]
 fn one_line_has_one_arm() {
     let error = DelayArgs::parse(&words("d 0 0 d?seek=disk 0 0")).unwrap_err().to_string();
-    assert!(error.contains("behind the first device"), "{error}");
+    assert!(error.contains("follow the first device"), "{error}");
     assert!(
         DelayArgs::parse(&words("d?seek=slow 0 0")).unwrap_err().to_string().contains("seek=slow")
     );

@@ -1,7 +1,7 @@
 //! zero and error: targets without a device.
 //!
-//! `zero` reads as zeroes and forgets what is written. `error` fails whatever goes to its area;
-//! a flush goes to no area and succeeds, as in the kernel.
+//! `zero` reads as zeroes and discards writes. `error` fails every request to its area; a flush
+//! does not have an area and succeeds, as in the kernel.
 
 use super::{Location, wrong_count};
 use crate::bio::{Bio, Op};
@@ -42,7 +42,7 @@ impl Target for Zero {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: SECTOR as u32, has_discard: true }
+        TargetLimits::new(SECTOR as u32, true)
     }
 
     fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
@@ -65,7 +65,7 @@ impl Target for Zero {
 /// The words of an error line.
 pub const ERROR_WORDS: &str = "[<device> <offset>]";
 
-/// The error target. It may name a device and a sector, of which it makes nothing.
+/// The error target. It may name a device and a sector, which it does not use.
 #[derive(Debug)]
 pub struct ErrorTarget;
 
@@ -99,7 +99,7 @@ impl Target for ErrorTarget {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits { block_bytes: SECTOR as u32, has_discard: false }
+        TargetLimits::new(SECTOR as u32, false)
     }
 
     fn status(&self) -> String {

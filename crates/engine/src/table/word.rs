@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use crate::area::Area;
+use crate::base::area::Area;
+use crate::base::seek::Seek;
 use crate::disk::{IoMode, ReadMode, window_of};
 use crate::error::{Error, Kind, Place, Result};
 use crate::pmem::Persistence;
-use crate::seek::Seek;
 
 /// A word, and where it stood. Words are equal when their text is.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ impl Word {
     }
 
     /// Makes `error` point at word `nth` of `words`, or after the last one if it is missing. If
-    /// there are no words at all, the error points nowhere.
+    /// `words` is empty, the error points nowhere.
     pub fn point_at(words: &[Word], nth: usize, error: Error) -> Error {
         match (words.get(nth), words.last()) {
             (Some(word), _) => word.point(error),
@@ -217,7 +217,7 @@ impl DeviceWord {
         Some((number(major)?, number(minor)?))
     }
 
-    /// The word for `len` bytes at byte `start` of what this one names: one device may carry a
+    /// The word for `len` bytes at byte `start` of the device of this word: one device may carry a
     /// cache's metadata and its data. The caller knows that they are there.
     pub fn part(&self, start: u64, len: u64) -> Word {
         let area = Area::new(self.options.area.start() + start, len);
@@ -230,7 +230,7 @@ impl DeviceWord {
         Word { text: format!("{}?{}", self.path, options.join("&")), ..self.word.clone() }
     }
 
-    /// An error if it asks for what only a `delay` can do.
+    /// An error if it has options that only a `delay` supports.
     pub(crate) fn refuse_seek(&self) -> Result<()> {
         match self.options.seek {
             None => Ok(()),
@@ -274,8 +274,8 @@ impl DeviceOptions {
             }
             _ => {
                 let message = format!(
-                    "no such option: {key}; there are io, window, persist, offset, size, seek and \
-                     readonly"
+                    "unknown option {key}; the options are io, window, persist, offset, size, seek \
+                     and readonly"
                 );
                 return Err(Error::new(Kind::Invalid, message));
             }

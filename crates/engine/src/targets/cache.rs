@@ -2,13 +2,16 @@
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
 use super::{CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve};
-use crate::cache::drain::Devices;
-use crate::cache::{Cache, Coming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
+use crate::cache::Devices;
+use crate::cache::survey;
+use crate::cache::{Cache, Incoming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
+use crate::recovery::Survey;
 use crate::sync::Arc;
-use crate::table::{DeviceWord, TableLine, Word};
+use crate::table::{DeviceOptions, DeviceWord, TableLine, Word};
 use crate::target::Target;
+use crate::units::SECTOR;
 
 pub(super) const CACHE: TargetType = TargetType {
     name: "cache",
@@ -25,8 +28,8 @@ pub(super) const CACHE: TargetType = TargetType {
         ("read_misses", "other reads"),
         ("write_hits", "writes of blocks in the cache"),
         ("write_misses", "other writes"),
-        ("demotions", "blocks that left the cache"),
-        ("promotions", "blocks that came into it"),
+        ("demotions", "blocks that were demoted from the cache"),
+        ("promotions", "blocks that were promoted into the cache"),
         ("dirty", "blocks that are newer than the origin"),
     ],
     limits: || limits().into(),
@@ -36,9 +39,14 @@ pub(super) const CACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: true,
         words_to_accept_damage: "",
-        setup: Setup { is_for: Some((Fast::Disk, CacheMode::Writethrough)), words: carve::words },
+        setup: Setup {
+            is_for: Some((Fast::Disk, CacheMode::Writethrough)),
+            writes_blocks: true,
+            words: carve::words,
+        },
         shape_of: carve::shape_of,
         is_at: |pmem, _| inspect::is_cache(pmem),
+        attach_of: |pmem, _, _| Some((inspect::binding_of(pmem)?, None)),
         inspect: |pmem, _, _| inspect::contents(pmem),
         cut_of: |_, _| None,
     }),
@@ -64,7 +72,8 @@ impl CachePlan {
         [&self.metadata, &self.cache, &self.origin]
     }
 
-    /// Whether nothing is to be written; an error if that is said of some devices only.
+    /// Whether the table asks for read-only devices; an error if it does so for some of the devices
+    /// only.
     fn is_read_only(&self) -> Result<bool> {
         let is_read_only = |word: &&DeviceWord| word.options.is_read_only;
         match self.words().iter().filter(|word| is_read_only(word)).count() {
@@ -80,7 +89,7 @@ impl CachePlan {
         word.error(Kind::Invalid, ALL_OR_NONE)
     }
 
-    /// The words of the devices as they are opened: the metadata's, the cache's and the origin's.
+    /// The words of the devices in the form in which they are opened: metadata, cache, origin.
     fn resolved(&self, opening: &Opening<'_>) -> Result<Vec<DeviceWord>> {
         let mut resolved = Vec::with_capacity(3);
         for word in self.words() {
@@ -109,7 +118,7 @@ impl CachePlan {
         })
     }
 
-    /// The devices, to read, and what is read of them.
+    /// Opens the devices read-only, and reads the metadata.
     fn view(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<View> {
         let resolved = self.resolved(opening)?;
         let mut open = |nth: usize, failed: &str| -> Result<Arc<dyn Disk>> {
@@ -125,24 +134,44 @@ impl CachePlan {
     }
 }
 
+/// The same device, only to be read.
+fn to_read(word: &DeviceWord) -> DeviceWord {
+    let options = DeviceOptions { is_read_only: true, ..word.options };
+    DeviceWord { options, ..word.clone() }
+}
+
 const NO_METADATA: &str = "Error opening metadata device";
 const NO_CACHE: &str = "Error opening cache device";
 const NO_ORIGIN: &str = "Error opening origin device";
-const ALL_OR_NONE: &str = "a cache writes to all of its devices, or with ?readonly after each of \
-                           the three names to none";
+const ALL_OR_NONE: &str = "a cache writes to all of its devices, or to none if each of the three \
+                           names has ?readonly";
 
 impl Plan for CachePlan {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         if self.is_read_only()? {
             return Ok(Arc::new(self.view(line, opening)?));
         }
+        opening.refuse_other_caches(CACHE.name, &[&self.metadata, &self.cache], 0)?;
         let devices = self.devices(opening)?;
-        let options = OpenOptions { force_format: opening.options.force_format };
+        for disk in [&devices.metadata, &devices.cache] {
+            disk.keep_room().map_err(|error| error.at("cache"))?;
+        }
+        let asked = opening.options;
+        let progress = Arc::clone(&asked.progress);
+        let options = OpenOptions { force_format: asked.force_format, progress };
         let (args, len_bytes) = (self.args.clone(), line.len_bytes());
         match opening.options.is_live {
             false => Ok(Arc::new(Cache::open(args, len_bytes, devices, options)?)),
-            true => Ok(Arc::new(Coming::new(args, len_bytes, devices, options)?)),
+            true => Ok(Arc::new(Incoming::new(args, len_bytes, devices, options)?)),
         }
+    }
+
+    fn survey(&self, opening: &mut Opening<'_>) -> Result<Option<Survey>> {
+        let resolved = self.resolved(opening)?;
+        let metadata = opening.disk_as(&to_read(&resolved[0]), NO_METADATA)?;
+        let cache = opening.disk_as(&to_read(&resolved[1]), NO_CACHE);
+        let block_bytes = u64::from(self.args.block_sectors) * SECTOR;
+        survey::survey(&metadata, cache, block_bytes).map(Some)
     }
 
     fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {

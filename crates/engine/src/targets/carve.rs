@@ -1,15 +1,15 @@
-//! One fast device for a `cache`: metadata at its front, and the cached blocks after that.
+//! One fast device for a `cache`: metadata at its front, then the cached blocks.
 //!
-//! The layout is found on the medium again: the metadata says how many blocks of its own it counts,
-//! how large the cache's blocks are, and how many there are.
+//! The metadata on the medium describes this layout: the number of metadata blocks, the size of the
+//! cache's blocks, and their number. So a later set-up finds the same layout.
 
 use super::setup::{CacheMode, Wanted, invalid};
-use crate::area::Area;
+use crate::base::area::Area;
 use crate::cache::SLOTS_MAX;
 use crate::cache::metadata::BLOCK_BYTES;
 use crate::cache::metadata::source::read_one;
 use crate::cache::metadata::superblock::{DATA_SECTORS_MAX, DATA_SECTORS_MIN, Superblock};
-use crate::contents::Shape;
+use crate::common::contents::Shape;
 use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::sync::Arc;
@@ -18,9 +18,9 @@ use crate::units::{GIB, KIB, MIB, SECTOR, human_bytes};
 
 /// The smallest block that is chosen: LVM's usual one.
 const USUAL_BLOCK_BYTES: u64 = 64 * KIB;
-/// Blocks grow beyond that before there are more of them than this, of which the kernel warns.
+/// Blocks become larger before there are more of them than this; the kernel warns of more.
 const USUAL_SLOTS_MAX: u64 = 1 << 20;
-/// What thin-provisioning-tools recommend for metadata: this, and some for each slot.
+/// The metadata size that thin-provisioning-tools recommend: this, and some more for each slot.
 const METADATA_BYTES: u64 = 4 * MIB;
 const METADATA_BYTES_OF_SLOT: u64 = 28;
 
@@ -33,7 +33,7 @@ struct Layout {
     slots: u64,
 }
 
-/// What the metadata at the front of `pmem` says of the layout.
+/// The layout that the metadata at the front of `pmem` describes.
 pub(super) fn shape_of(pmem: &Arc<dyn Pmem>) -> Option<Shape> {
     let block = read_one(pmem, 0).ok()?;
     let superblock = Superblock::parse(&block).ok().flatten()?;
@@ -47,7 +47,7 @@ pub(super) fn shape_of(pmem: &Arc<dyn Pmem>) -> Option<Shape> {
     Some(Shape { sectors: 1, words: numbers.map(|number| number.to_string()).into() })
 }
 
-/// The words of a line for what is wanted.
+/// The arguments of the line for this request.
 pub(super) fn words(wanted: &Wanted<'_>) -> Result<String> {
     let layout = match &wanted.found {
         Some(shape) => found(wanted, shape)?,
@@ -73,13 +73,13 @@ pub(super) fn words(wanted: &Wanted<'_>) -> Result<String> {
 fn found(wanted: &Wanted<'_>, shape: &Shape) -> Result<Layout> {
     let numbers: Vec<u64> = shape.words.iter().filter_map(|word| word.parse().ok()).collect();
     let &[version, blocks, sectors, slots] = numbers.as_slice() else {
-        return invalid("the metadata does not say how the device is cut");
+        return invalid("the metadata does not record how the device is divided");
     };
     let (metadata_bytes, block_bytes) =
         (blocks.saturating_mul(BLOCK_BYTES as u64), sectors * SECTOR);
     if let Some(given) = wanted.block_bytes.filter(|given| *given != block_bytes) {
         return invalid(&format!(
-            "{} holds a cache with blocks of {}, not {}: leave --block-size out",
+            "{} holds a cache with blocks of {}, not {}: omit --block-size",
             wanted.fast,
             human_bytes(block_bytes),
             human_bytes(given)
@@ -94,8 +94,8 @@ fn found(wanted: &Wanted<'_>, shape: &Shape) -> Result<Layout> {
     if slots == 0 || metadata_bytes == 0 || needed > wanted.fast_bytes {
         return invalid(&format!(
             "{} begins with the metadata of a cache of {slots} blocks of {}, which take {} \
-             together with it, and has {}: either their data is on another device, and a table \
-             names all three (--table), or the device was cut short",
+             together with it, and has {}: either the data is on another device, and you need a \
+             table with all three devices (--table), or the device was cut short",
             wanted.fast,
             human_bytes(block_bytes),
             human_bytes(needed),
@@ -160,7 +160,7 @@ fn auto_block(fast_bytes: u64) -> u64 {
     block
 }
 
-/// The word of the `len` bytes from byte `start` on of what `text` names, with its other options.
+/// The word for `len` bytes, from byte `start` on, of the device in `text`, with its other options.
 fn part(text: &str, start: u64, len: u64) -> Result<String> {
     let device = Word::new(text).device()?;
     let area = Area::new(device.options.area.start() + start, len);
@@ -199,7 +199,8 @@ mod tests {
             fast: "/dev/fast",
             fast_bytes: GIB,
             nature: Fast::Disk,
-            device_block_bytes: 512,
+            origin_block_bytes: 512,
+            fast_block_bytes: 512,
             mode: None,
             policy: None,
             block_bytes: None,

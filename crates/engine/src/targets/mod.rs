@@ -1,38 +1,38 @@
-//! The types of targets: one description each, like the kernel's `struct target_type`, with what
-//! the commands need to know.
+//! The types of targets: one description for each, like the kernel's `struct target_type`, with the
+//! facts that commands need.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | this one | what a description is, and the list of them |
-//! | `simple`, `pcache`, `writecache`, `cache` | the descriptions, how each type is opened |
-//! | `opening` | how the lines of one table share what they open |
+//! | this one | the type of a description, and the list of descriptions |
+//! | `simple`, `pcache`, `writecache`, `cache` | the descriptions: how each type is opened |
+//! | `opening` | how the lines of one table share open devices |
 //! | `setup`, `carve` | from an origin and a fast device to the line of a table |
-//! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
+//! | `detect` | caches recognised by their medium: their contents and their recovery |
 //!
-//! To add a target means: a folder with its engine, and a description here.
+//! To add a target, add a folder with its engine and a description here.
 
 mod cache;
 mod carve;
+mod detect;
 mod opening;
 mod pcache;
-mod recovery;
 mod setup;
 mod simple;
 mod writecache;
 
-use crate::disk::DiskLimits;
+use crate::base::limits::Limit;
+use crate::disk::{Disk, DiskLimits};
 use crate::error::{Kind, Result};
-use crate::limits::Limit;
 use crate::pmem::Pmem;
-use crate::rescue::Salvage;
-use crate::shm::Keeper;
+use crate::recovery::{Recovery, Survey};
+use crate::shm::SharedStore;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
 
+pub use detect::{CacheType, CutCache, Mark, RecoveryRequest, caches, cut_of, inspect, mark_of};
 pub use opening::{BuildOptions, Opener};
-pub(crate) use opening::{Opening, refuse_read_only};
-pub use recovery::{CacheType, CutCache, Recovery, caches, cut_of, inspect};
+pub(crate) use opening::{LinePlace, Opening, refuse_read_only};
 pub use setup::{CacheMode, Fast, Setup, Wanted, chosen_for, held};
 
 /// A type of target.
@@ -44,17 +44,17 @@ pub struct TargetType {
     pub version: &'static str,
     /// The words after the name, for people.
     pub words: &'static str,
-    /// What it asks of tables.
+    /// The demands of the type on tables.
     pub features: Features,
-    /// The roles of the first words after the name, as far as others than the target need them.
+    /// The roles of the first words after the name, as far as code outside the target needs them.
     pub roles: &'static [WordRole],
     /// The fields of its status line, in order: name and meaning.
     pub status_fields: &'static [(&'static str, &'static str)],
     /// Its stated maxima.
     pub limits: fn() -> Vec<Limit>,
-    /// For a cache: what is known of it by its medium alone.
+    /// For a cache: the facts that udm finds from its medium alone.
     pub cache: Option<CacheType>,
-    /// Parses the words of a line. Opens nothing.
+    /// Parses the words of a line. Opens no device.
     plan: fn(&[Word]) -> Result<Box<dyn Plan>>,
 }
 
@@ -68,12 +68,12 @@ pub struct Features {
     pub is_immutable: bool,
 }
 
-/// The role of a word of a table line, for others than the target.
+/// The role of a word of a table line, for code outside the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordRole {
     /// It names a device that holds data permanently.
     Origin,
-    /// It says where on that device the data is.
+    /// The start of the data on that device.
     Offset,
     /// It names a cache device.
     Cache,
@@ -108,7 +108,11 @@ pub(crate) fn features(name: &str) -> Features {
 }
 
 impl TargetType {
-    /// The places of the words, after the name, that have one of these roles.
+    fn begins_anywhere(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.begins_anywhere)
+    }
+
+    /// The positions of the words, after the name, that have one of these roles.
     pub fn places(&self, roles: &[WordRole]) -> impl Iterator<Item = usize> {
         let places = self.roles.iter().enumerate().filter(|(_, role)| roles.contains(role));
         places.map(|(place, _)| place)
@@ -120,12 +124,18 @@ pub(crate) trait Plan {
     /// Opens the devices and makes the target.
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>>;
 
-    /// The line as that of a cache, if it is one.
+    /// The line as a cache line, if it is one.
     fn cache(&self) -> Option<&dyn CachePlan> {
         None
     }
 
-    /// Wipes what the line keeps beside its origin, which nobody serves and which must be clean.
+    /// The data that the line's cache holds for its origin, found by reading alone; for a cache
+    /// that is not on one device.
+    fn survey(&self, _: &mut Opening<'_>) -> Result<Option<Survey>> {
+        Ok(None)
+    }
+
+    /// Wipes the line's cache, which no server serves and which must be clean.
     fn wipe(&self, _: &mut Opening<'_>) -> Result<()> {
         Ok(())
     }
@@ -140,17 +150,23 @@ pub(crate) trait CachePlan {
     fn origin(&self) -> &DeviceWord;
 
     /// Wipes the cache, which is closed, clean, and belongs to the origin that `limits` describes;
-    /// refuses if it is not. Its device is no cache then, and may be used for anything.
-    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()>;
+    /// refuses otherwise. Afterwards its device is not recognised as a cache and is free for other
+    /// uses.
+    fn wipe(
+        &self,
+        opening: &mut Opening<'_>,
+        shared_store: &SharedStore,
+        limits: &DiskLimits,
+    ) -> Result<()>;
 
-    /// What the cache on `pmem` has for the origin that `limits` describes, by reading alone.
-    fn salvage(
+    /// The dirty data that the cache on `pmem` has for `origin`, by reading alone.
+    fn recover(
         &self,
         pmem: Arc<dyn Pmem>,
-        keeper: &Keeper,
+        shared_store: &SharedStore,
         options: &BuildOptions,
-        limits: &DiskLimits,
-    ) -> Result<Salvage>;
+        origin: &Arc<dyn Disk>,
+    ) -> Result<Recovery>;
 }
 
 /// A line, its type, and its parsed words.
@@ -186,6 +202,7 @@ impl<'a> Planned<'a> {
 
     /// Opens the line's devices and makes its target; for a cache that may only be read, a view.
     pub fn open(&self, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        opening.begin_line(self.place());
         match self.plan.cache() {
             Some(cache) if cache.cache().options.is_read_only => {
                 opening.view(self.kind.name, self.line, cache)
@@ -194,15 +211,42 @@ impl<'a> Planned<'a> {
         }
     }
 
+    /// Where the line is, and where on its devices its data is.
+    fn place(&self) -> LinePlace {
+        let TableLine { start, len, args, .. } = self.line;
+        let offset = |nth: usize| {
+            let follows = self.kind.roles.get(nth + 1) == Some(&WordRole::Offset);
+            args.get(nth + 1).filter(|_| follows).and_then(|word| word.text.parse().ok())
+        };
+        let devices = self
+            .kind
+            .places(&[WordRole::Origin, WordRole::Cache])
+            .filter_map(|nth| Some((args.get(nth)?.text.clone(), offset(nth).unwrap_or(0))));
+        LinePlace { start: *start, len: *len, devices: devices.collect() }
+    }
+
     /// Wipes the line's cache, if it has one.
     pub fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {
         match self.plan.cache() {
-            Some(cache) => opening.wipe(self.kind.name, cache),
-            None => self.plan.wipe(opening),
+            Some(cache) => opening.wipe(self.kind.name, cache)?,
+            None => self.plan.wipe(opening)?,
         }
+        // The rest of the device still holds clients' data, and must not be mistaken for another
+        // client's data.
+        let media = [WordRole::Cache, WordRole::Metadata];
+        let start = if self.kind.begins_anywhere() { detect::start_of(self.line) } else { 0 };
+        let words = self.kind.places(&media).filter_map(|place| self.line.args.get(place));
+        words.map(Word::device).try_for_each(|word| opening.blank(&word?, start))
     }
 
-    /// The line as that of a cache, if it is one, and its target's name.
+    /// The dirty data that the line's cache holds for its origin; `None` without a cache.
+    pub fn survey(&self, opening: &mut Opening<'_>) -> Result<Option<Survey>> {
+        let Some(cache) = self.plan.cache() else { return self.plan.survey(opening) };
+        let origin = opening.disk(cache.origin())?;
+        Ok(Some(opening.recover(self.kind.name, cache, &origin)?.survey()))
+    }
+
+    /// The line as a cache line and its target's name, if it is one.
     pub fn cache(&self) -> Option<(&'static str, &dyn CachePlan)> {
         self.plan.cache().map(|cache| (self.kind.name, cache))
     }

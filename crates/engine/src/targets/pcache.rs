@@ -6,16 +6,16 @@ use super::{
     BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup,
     TargetType, Wanted, boxed, refuse_read_only,
 };
-use crate::crew;
-use crate::disk::DiskLimits;
+use crate::base::parallel;
+use crate::disk::{Disk, DiskLimits};
 use crate::error::Result;
 use crate::pcache::layout::Geometry;
 use crate::pcache::{
-    OpenOptions, Pcache, TableArgs, WORDS, contents, inspect::is_pcache, limits, salvage, wipe,
+    OpenOptions, Pcache, TableArgs, WORDS, contents, inspect::is_pcache, limits, recovery, wipe,
 };
 use crate::pmem::Pmem;
-use crate::rescue::Salvage;
-use crate::shm::Keeper;
+use crate::recovery::Recovery;
+use crate::shm::SharedStore;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
@@ -31,11 +31,11 @@ pub(super) const PCACHE: TargetType = TargetType {
         ("seg_total", "segments of the cache device"),
         ("cache_segs", "segments of the cache"),
         ("segs_used", "segments in use"),
-        ("gc_percent", "collection begins when this many percent are in use"),
+        ("gc_percent", "collection begins when this percentage of segments is in use"),
         ("cache_flags", "flags of the cache, hexadecimal; gc_percent and data_crc are among them"),
         ("key_head", "segment and offset where the log of keys ends"),
-        ("dirty_tail", "where write-back goes on; equal to key_head when nothing is dirty"),
-        ("key_tail", "where collection goes on"),
+        ("dirty_tail", "where write-back continues; equal to key_head if all data is clean"),
+        ("key_tail", "where collection continues"),
     ],
     limits: || limits().into(),
     cache: Some(CacheType {
@@ -44,23 +44,32 @@ pub(super) const PCACHE: TargetType = TargetType {
         has_log: true,
         has_metadata_device: false,
         words_to_accept_damage: "log_damage truncate",
-        setup: Setup { is_for: Some((Fast::Memory, CacheMode::Writeback)), words: setup_words },
+        setup: Setup {
+            is_for: Some((Fast::Memory, CacheMode::Writeback)),
+            writes_blocks: false,
+            words: setup_words,
+        },
         shape_of: |pmem| contents::shape_of(pmem, Geometry::KERNEL),
         is_at: |pmem, _| is_pcache(pmem, Geometry::KERNEL),
-        inspect: |pmem, _, keeper| contents::contents(pmem.clone(), Geometry::KERNEL, keeper),
+        attach_of: |pmem, _, shared_store| {
+            contents::attach_of(pmem, Geometry::KERNEL, shared_store)
+        },
+        inspect: |pmem, _, shared_store| {
+            contents::contents(pmem.clone(), Geometry::KERNEL, shared_store)
+        },
         cut_of: |pmem, _| {
-            let (cut, has_data_crc) = salvage::cut_of(pmem, Geometry::KERNEL)?;
+            let (cut, has_data_crc) = recovery::cut_of(pmem, Geometry::KERNEL)?;
             Some(CutCache { cut, shape: contents::shape(has_data_crc) })
         },
     }),
     plan: |words| boxed(PcachePlan::parse(words)),
 };
 
-/// The words of a line for what is wanted.
+/// The arguments of the line for this request.
 fn setup_words(wanted: &Wanted<'_>) -> Result<String> {
     wanted.only_writes_back()?;
     if wanted.block_bytes.is_some() {
-        return invalid("it has no blocks of one size; leave --block-size out");
+        return invalid("its block size is not fixed: omit --block-size");
     }
     let has_crc =
         wanted.found.as_ref().is_some_and(|shape| shape.words.iter().any(|w| w == "true"));
@@ -87,6 +96,7 @@ impl Plan for PcachePlan {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         refuse_read_only(&self.backing)?;
         let cache = &opening.resolved(&self.cache)?;
+        opening.refuse_other_caches(PCACHE.name, &[cache], 0)?;
         let pmem = opening.pmem_as(cache, None)?;
         let disk = opening.disk(&self.backing)?;
         let mut options = OpenOptions::new(opening.attach_id());
@@ -95,10 +105,10 @@ impl Plan for PcachePlan {
         options.progress = Arc::clone(&asked.progress);
         options.geometry = asked.geometry.unwrap_or(options.geometry);
         options.replay = asked.replay.unwrap_or(options.replay);
-        options.threads = crew::processors();
-        let keeper = opening.opener.keeper(PCACHE.name, &cache.path)?;
+        options.threads = parallel::processors();
+        let shared_store = opening.opener.shared_store(PCACHE.name, &cache.path)?;
         let args = self.args.clone();
-        Ok(Arc::new(Pcache::open(args, line.len_bytes(), pmem, disk, keeper, &options)?))
+        Ok(Arc::new(Pcache::open(args, line.len_bytes(), pmem, disk, shared_store, &options)?))
     }
 
     fn cache(&self) -> Option<&dyn CachePlan> {
@@ -115,20 +125,25 @@ impl CachePlan for PcachePlan {
         &self.backing
     }
 
-    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+    fn wipe(
+        &self,
+        opening: &mut Opening<'_>,
+        shared_store: &SharedStore,
+        limits: &DiskLimits,
+    ) -> Result<()> {
         let pmem = opening.pmem_as(&opening.resolved(&self.cache)?, None)?;
         let geometry = opening.options.geometry.unwrap_or(Geometry::KERNEL);
-        wipe::wipe(pmem, keeper, geometry, limits, &opening.options.progress)
+        wipe::wipe(pmem, shared_store, geometry, limits, &opening.options.progress)
     }
 
-    fn salvage(
+    fn recover(
         &self,
         pmem: Arc<dyn Pmem>,
-        keeper: &Keeper,
+        shared_store: &SharedStore,
         options: &BuildOptions,
-        limits: &DiskLimits,
-    ) -> Result<Salvage> {
+        origin: &Arc<dyn Disk>,
+    ) -> Result<Recovery> {
         let geometry = options.geometry.unwrap_or(Geometry::KERNEL);
-        salvage::salvage(&self.args, pmem, keeper, geometry, limits)
+        recovery::recover(&self.args, pmem, shared_store, geometry, origin)
     }
 }

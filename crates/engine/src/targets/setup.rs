@@ -1,21 +1,22 @@
-//! One step instead of many: from an origin and a fast device to the line of a table.
+//! Set-up in one step: from an origin and a fast device to the line of a table.
 //!
-//! A type of cache says for which fast devices it is chosen, and makes the words of its line out
-//! of what is wanted and what the devices are. A cache that is there already is taken as it is, so
-//! the same wish makes the same table, however often, and after a crash at whatever moment.
+//! Each type of cache declares the fast devices that it is chosen for, and makes the arguments of
+//! its line from the request and the devices. An existing cache is kept, so the same request always
+//! makes the same table, also after a crash at any moment.
 
 use super::{TARGETS, TargetType, caches};
-use crate::contents::Shape;
+use crate::common::contents::Shape;
 use crate::error::{Error, Kind, Result};
 use crate::pmem::Pmem;
 use crate::sync::Arc;
 use crate::table::Word;
 use crate::units::{SECTOR, human_bytes};
 
-/// What a fast device is, as far as that chooses a target.
+/// The kind of a fast device, as far as it decides the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fast {
-    /// Memory that is stored to: a DAX device, a file on a DAX file system, or a file in memory.
+    /// Memory that is accessed by stores: a DAX device, a file on a DAX file system, or a file in
+    /// memory.
     Memory,
     /// Anything that takes reads and writes of blocks.
     Disk,
@@ -26,11 +27,11 @@ pub enum Fast {
 pub enum CacheMode {
     /// They are done when the cache has them.
     Writeback,
-    /// They are done when the origin has them, too.
+    /// Writes are acknowledged when the origin also has them.
     Writethrough,
 }
 
-/// What is wanted of a cache.
+/// A request for a cache.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// The slow device, as a table names it.
@@ -41,25 +42,29 @@ pub struct Wanted<'a> {
     pub fast: &'a str,
     /// Its size.
     pub fast_bytes: u64,
-    /// What it is.
+    /// The kind of the fast device.
     pub nature: Fast,
-    /// The largest logical block of the two.
-    pub device_block_bytes: u64,
+    /// The slow device's logical block.
+    pub origin_block_bytes: u64,
+    /// The fast device's.
+    pub fast_block_bytes: u64,
     /// The mode, if one was given.
     pub mode: Option<CacheMode>,
     /// The policy of a `cache`, if one was given.
     pub policy: Option<&'a str>,
     /// The block size in bytes, if one was given.
     pub block_bytes: Option<u64>,
-    /// What the fast device's cache is like, if it holds one of this type.
+    /// The shape of the fast device's existing cache, if it holds one of this type.
     pub found: Option<Shape>,
 }
 
 /// How a type of cache is set up in one step.
 #[derive(Debug)]
 pub struct Setup {
-    /// It is chosen for such a device and such a mode, where nobody names a target.
+    /// The device and the mode for which this type is chosen if no target is given.
     pub is_for: Option<(Fast, CacheMode)>,
+    /// It writes whole blocks of the fast device.
+    pub(super) writes_blocks: bool,
     /// The words of the line after the target's name.
     pub(super) words: fn(&Wanted<'_>) -> Result<String>,
 }
@@ -71,8 +76,8 @@ pub fn held(pmem: &Arc<dyn Pmem>) -> Option<&'static TargetType> {
     all.find(|(_, cache)| (cache.is_at)(pmem, 0)).map(|(kind, _)| kind)
 }
 
-/// The type that is chosen for such a device. Where no type for it has the mode, it is the type
-/// that the device has without one, which says what it lacks.
+/// The type that is chosen for such a device. If no type for the device has the mode, this is the
+/// device's default type, whose error names the missing mode.
 pub fn chosen_for(nature: Fast, mode: Option<CacheMode>) -> Option<&'static TargetType> {
     let find = |mode| {
         TARGETS.into_iter().find(|kind| {
@@ -84,17 +89,31 @@ pub fn chosen_for(nature: Fast, mode: Option<CacheMode>) -> Option<&'static Targ
 }
 
 impl TargetType {
-    /// What the cache of this type on `pmem` is like; none if that cannot be read.
+    /// The shape of the cache of this type on `pmem`; `None` if it cannot be read.
     pub fn shape_of(&self, pmem: &Arc<dyn Pmem>) -> Option<Shape> {
         (self.cache.as_ref()?.shape_of)(pmem)
     }
 
-    /// The line of a table that means what is wanted: as long as the origin.
+    /// The block size that the devices impose on clients: a line has as many whole blocks as the
+    /// origin. A cache on memory takes requests of any size.
+    fn unit_of(&self, wanted: &Wanted<'_>) -> u64 {
+        let writes_blocks = self.cache.as_ref().is_some_and(|cache| cache.setup.writes_blocks);
+        let fast = if writes_blocks { wanted.fast_block_bytes } else { SECTOR };
+        wanted.origin_block_bytes.max(fast).max(SECTOR)
+    }
+
+    /// The line of a table for the request, as long as the origin.
     pub fn line(&self, wanted: &Wanted<'_>) -> Result<String> {
         let Some(cache) = &self.cache else {
-            return Err(Error::new(Kind::Invalid, format!("{} is no cache", self.name)));
+            return Err(Error::new(Kind::Invalid, format!("{} is not a cache", self.name)));
         };
-        let sectors = wanted.origin_bytes / SECTOR;
+        let whole = wanted.origin_bytes - wanted.origin_bytes % self.unit_of(wanted);
+        if whole == 0 {
+            let message = format!("{} is smaller than a block of its cache", wanted.origin);
+            return Err(Error::new(Kind::NoSpace, message));
+        }
+        let wanted = &Wanted { origin_bytes: whole, ..wanted.clone() };
+        let sectors = whole / SECTOR;
         let words = (cache.setup.words)(wanted)
             .map_err(|error| Error::new(error.kind(), format!("{}: {error}", self.name)))?;
         Ok(format!("0 {sectors} {} {words}", self.name))
@@ -107,43 +126,40 @@ impl Wanted<'_> {
         (Word::new(self.origin).quoted(), Word::new(self.fast).quoted())
     }
 
-    /// An error unless writes are to be written back, by the one policy that there is.
+    /// An error unless the request is for write-back with the only policy that the type has.
     pub(super) fn only_writes_back(&self) -> Result<()> {
         if self.mode == Some(CacheMode::Writethrough) {
             let other = match self.found {
                 None => ", or give --target cache",
                 Some(_) => "",
             };
-            return invalid(&format!(
-                "it has no mode writethrough: a write is done when the cache has it; leave --mode \
-                 out{other}"
-            ));
+            return invalid(&format!("it does not offer mode writethrough: omit --mode{other}"));
         }
         if self.policy.is_some() {
-            return invalid("it has one policy: leave --policy out");
+            return invalid("it has only one policy: omit --policy");
         }
         Ok(())
     }
 
-    /// The size of blocks: what was given, what is there, or else up to `usual_bytes`, as large
+    /// The block size: the requested one, the existing one, or else up to `usual_bytes`, as large
     /// as the origin is a multiple of.
     pub(super) fn choose_block(&self, found: Option<u64>, usual_bytes: u64) -> Result<u64> {
         if let (Some(found), Some(given)) = (found, self.block_bytes)
             && found != given
         {
             return invalid(&format!(
-                "{} holds a cache with blocks of {}, not {}: leave --block-size out",
+                "{} holds a cache with blocks of {}, not {}: omit --block-size",
                 self.fast,
                 human_bytes(found),
                 human_bytes(given)
             ));
         }
         let whole = 1 << self.origin_bytes.trailing_zeros().min(63);
-        let auto = usual_bytes.max(self.device_block_bytes).min(whole);
+        let auto = usual_bytes.max(self.origin_block_bytes).max(self.fast_block_bytes).min(whole);
         let block = found.or(self.block_bytes).unwrap_or(auto);
         if !self.origin_bytes.is_multiple_of(block) {
             return invalid(&format!(
-                "{} has {} bytes, which is no multiple of blocks of {block}",
+                "{} has {} bytes, which is not a multiple of blocks of {block}",
                 self.origin, self.origin_bytes
             ));
         }
@@ -151,7 +167,7 @@ impl Wanted<'_> {
     }
 }
 
-/// An error in what is wanted.
+/// An error in the request.
 pub(super) fn invalid<T>(what: &str) -> Result<T> {
     Err(Error::new(Kind::Invalid, what))
 }
@@ -169,7 +185,8 @@ mod tests {
             fast: "/dev/fast?offset=8",
             fast_bytes: 64 * MIB,
             nature: Fast::Disk,
-            device_block_bytes: 512,
+            origin_block_bytes: 512,
+            fast_block_bytes: 512,
             mode: None,
             policy: None,
             block_bytes: None,
@@ -180,7 +197,7 @@ mod tests {
     fn line(target: &str, wanted: &Wanted<'_>) -> std::result::Result<String, String> {
         let kind = super::super::find(target).unwrap();
         let line = kind.line(wanted).map_err(|error| error.to_string())?;
-        crate::world::check(&Table::parse(&line).unwrap()).unwrap();
+        crate::build::check(&Table::parse(&line).unwrap()).unwrap();
         Ok(line)
     }
 
@@ -234,14 +251,34 @@ mod tests {
         };
         assert_eq!(blocks(&Wanted { origin_bytes: GIB + 512, ..wanted() }), Ok(512));
         assert_eq!(blocks(&Wanted { origin_bytes: GIB + 2048, ..wanted() }), Ok(2048));
-        assert_eq!(blocks(&Wanted { device_block_bytes: 8192, ..wanted() }), Ok(8192));
+        assert_eq!(blocks(&Wanted { fast_block_bytes: 8192, ..wanted() }), Ok(8192));
         assert_eq!(blocks(&Wanted { block_bytes: Some(65536), ..wanted() }), Ok(65536));
         let odd = Wanted { origin_bytes: GIB + 512, block_bytes: Some(4096), ..wanted() };
-        assert!(blocks(&odd).unwrap_err().contains("no multiple of blocks of 4096"));
+        assert!(blocks(&odd).unwrap_err().contains("not a multiple of blocks of 4096"));
         for bytes in [0, 1, 1000, 131_072, u64::MAX] {
             let wrong = Wanted { block_bytes: Some(bytes), ..wanted() };
             assert!(blocks(&wrong).unwrap_err().contains("power of two"), "{bytes}");
         }
+    }
+
+    #[test]
+    fn a_line_is_whole_blocks_of_the_devices_that_have_some() {
+        let sectors = |target: &str, origin: u64, fast: u64| {
+            let blocks = Wanted { origin_block_bytes: origin, fast_block_bytes: fast, ..wanted() };
+            let odd = Wanted { origin_bytes: GIB + 5 * 512, ..blocks };
+            let line = line(target, &odd).unwrap();
+            line.split(' ').nth(1).unwrap().parse::<u64>().unwrap() - GIB / SECTOR
+        };
+        for target in ["pcache", "writecache", "cache"] {
+            assert_eq!(sectors(target, 512, 512), 5, "{target}");
+            assert_eq!(sectors(target, 2048, 512), 4, "{target}");
+            assert_eq!(sectors(target, 4096, 512), 0, "{target}");
+        }
+        assert_eq!(sectors("pcache", 512, 4096), 5, "it is stored to");
+        assert_eq!(sectors("writecache", 512, 4096), 0);
+        assert_eq!(sectors("cache", 512, 2048), 4);
+        let tiny = Wanted { origin_bytes: 512, origin_block_bytes: 4096, ..wanted() };
+        assert!(line("pcache", &tiny).unwrap_err().contains("smaller than a block"));
     }
 
     #[test]
@@ -251,16 +288,16 @@ mod tests {
         let held = Wanted { found: Some(Shape { sectors: 1, words }), ..through.clone() };
         for target in ["pcache", "writecache"] {
             let error = line(target, &through).unwrap_err();
-            assert!(error.starts_with(&format!("{target}: it has no mode")), "{error}");
+            assert!(error.starts_with(&format!("{target}: it does not offer mode")), "{error}");
             assert!(error.ends_with("or give --target cache"), "{error}");
             // That would be refused for the cache that is there.
             let error = line(target, &held).unwrap_err();
-            assert!(error.ends_with("leave --mode out"), "{error}");
+            assert!(error.ends_with("omit --mode"), "{error}");
         }
         let back = Wanted { mode: Some(CacheMode::Writeback), ..wanted() };
         assert_eq!(line("pcache", &back), line("pcache", &wanted()));
         let block = Wanted { block_bytes: Some(4096), ..wanted() };
-        assert!(line("pcache", &block).unwrap_err().contains("no blocks of one size"));
+        assert!(line("pcache", &block).unwrap_err().contains("block size is not fixed"));
         assert!(super::super::find("linear").unwrap().line(&wanted()).is_err());
     }
 }

@@ -6,12 +6,12 @@ use super::{
     BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup,
     TargetType, Wanted, boxed, refuse_read_only,
 };
-use crate::crew;
-use crate::disk::DiskLimits;
+use crate::base::parallel;
+use crate::disk::{Disk, DiskLimits};
 use crate::error::{Kind, Result};
 use crate::pmem::Pmem;
-use crate::rescue::Salvage;
-use crate::shm::Keeper;
+use crate::recovery::Recovery;
+use crate::shm::SharedStore;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
@@ -20,7 +20,7 @@ use crate::writecache::layout::is_block_size;
 use crate::writecache::media::Medium;
 use crate::writecache::{
     Mode, OpenOptions, TableArgs, WORDS, Writecache, contents, inspect::is_writecache, limits,
-    salvage, wipe,
+    recovery, wipe,
 };
 
 pub(super) const WRITECACHE: TargetType = TargetType {
@@ -32,14 +32,14 @@ pub(super) const WRITECACHE: TargetType = TargetType {
     status_fields: &[
         ("error", "1 while write-back or the cache device fails"),
         ("blocks", "blocks of the cache"),
-        ("free_blocks", "blocks free, or about to be marked so"),
+        ("free_blocks", "blocks that are free, or are being marked free"),
         ("writeback_blocks", "blocks under write-back"),
         ("reads", "blocks read"),
-        ("read_hits", "of those, from the cache"),
+        ("read_hits", "blocks read from the cache"),
         ("writes", "blocks written"),
-        ("write_hits_uncommitted", "of those, blocks that were cached and not committed"),
-        ("write_hits_committed", "of those, blocks that were cached and committed"),
-        ("writes_around", "blocks that passed by the cache"),
+        ("write_hits_uncommitted", "blocks written that were cached and not committed"),
+        ("write_hits_committed", "blocks written that were cached and committed"),
+        ("writes_around", "blocks written past the cache"),
         ("writes_allocated", "blocks written that were not cached"),
         ("writes_blocked", "writes that waited for a free block"),
         ("flushes", "flush requests"),
@@ -52,12 +52,17 @@ pub(super) const WRITECACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: false,
         words_to_accept_damage: "lost_entries accept",
-        setup: Setup { is_for: Some((Fast::Disk, CacheMode::Writeback)), words: setup_words },
+        setup: Setup {
+            is_for: Some((Fast::Disk, CacheMode::Writeback)),
+            writes_blocks: true,
+            words: setup_words,
+        },
         shape_of: contents::shape_of,
         is_at: |pmem, start| is_writecache(&Medium::Pmem(pmem.clone()), start),
+        attach_of: contents::attach_of,
         inspect: contents::contents,
         cut_of: |pmem, start| {
-            let (cut, block_bytes) = salvage::cut_of(pmem, start)?;
+            let (cut, block_bytes) = recovery::cut_of(pmem, start)?;
             Some(CutCache { cut, shape: contents::shape(&**pmem, start, block_bytes) })
         },
     }),
@@ -67,7 +72,7 @@ pub(super) const WRITECACHE: TargetType = TargetType {
 /// The kernel's usual block size, and that of file systems.
 const USUAL_BLOCK_BYTES: u64 = 4096;
 
-/// The words of a line for what is wanted.
+/// The arguments of the line for this request.
 fn setup_words(wanted: &Wanted<'_>) -> Result<String> {
     wanted.only_writes_back()?;
     let found = wanted.found.as_ref().and_then(|shape| shape.words.get(1)?.parse().ok());
@@ -107,22 +112,24 @@ impl Plan for WritecachePlan {
         }
         refuse_read_only(origin)?;
         refuse_read_only(cache)?;
+        let start = self.args.options.start_sector.unwrap_or(0);
+        opening.refuse_other_caches(WRITECACHE.name, &[cache], start)?;
         let origin_disk = opening.disk_as(origin, "Origin data device lookup failed")?;
         let cache_words = "Cache data device lookup failed";
         let mut options = OpenOptions::new(opening.attach_id());
         options.force_format = opening.options.force_format;
         options.progress = Arc::clone(&opening.options.progress);
-        options.threads = crew::processors();
-        let keeper = opening.opener.keeper(WRITECACHE.name, &cache.path)?;
+        options.threads = parallel::processors();
+        let shared_store = opening.opener.shared_store(WRITECACHE.name, &cache.path)?;
         let (args, len) = (self.args.clone(), line.len_bytes());
         Ok(Arc::new(match args.mode {
             Mode::Pmem => {
                 let pmem = opening.pmem_as(cache, Some(cache_words))?;
-                Writecache::open_pmem(args, len, origin_disk, pmem, keeper, &options)?
+                Writecache::open_pmem(args, len, origin_disk, pmem, shared_store, &options)?
             }
             Mode::Ssd => {
                 let disk = opening.cache_disk(cache, cache_words)?;
-                Writecache::open_disk(args, len, origin_disk, disk, keeper, &options)?
+                Writecache::open_disk(args, len, origin_disk, disk, shared_store, &options)?
             }
         }))
     }
@@ -141,23 +148,28 @@ impl CachePlan for WritecachePlan {
         &self.origin
     }
 
-    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+    fn wipe(
+        &self,
+        opening: &mut Opening<'_>,
+        shared_store: &SharedStore,
+        limits: &DiskLimits,
+    ) -> Result<()> {
         let cache = &opening.resolved(&self.cache)?;
         let medium = match self.args.mode {
             Mode::Pmem => Medium::Pmem(opening.pmem_as(cache, None)?),
             Mode::Ssd => Medium::Disk(opening.cache_disk(cache, "Device lookup failed")?),
         };
         let start = self.args.options.start_sector.unwrap_or(0) * SECTOR;
-        wipe::wipe(&medium, start, keeper, limits, &opening.options.progress)
+        wipe::wipe(&medium, start, shared_store, limits, &opening.options.progress)
     }
 
-    fn salvage(
+    fn recover(
         &self,
         pmem: Arc<dyn Pmem>,
-        keeper: &Keeper,
+        shared_store: &SharedStore,
         _: &BuildOptions,
-        limits: &DiskLimits,
-    ) -> Result<Salvage> {
-        salvage::salvage(&self.args, pmem, keeper, limits)
+        origin: &Arc<dyn Disk>,
+    ) -> Result<Recovery> {
+        recovery::recover(&self.args, pmem, shared_store, origin)
     }
 }

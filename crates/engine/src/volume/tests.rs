@@ -1,4 +1,4 @@
-//! Volumes over files: what is written is there in the next one, whether the last was closed in
+//! Volumes over files: the next volume has all written data, whether the last was closed in
 //! order or not.
 
 use std::path::Path;
@@ -42,7 +42,7 @@ fn a_closed_volume_leaves_its_data_and_no_memory() {
     assert_eq!(memories(folder.path()), 0);
     assert_eq!(caller.write_at(&[8; 4096], 0, false), Err(Status::Io), "it is closed");
     drop(caller);
-    // Dropping closes, too.
+    // Dropping closes as well.
     drop(Volume::open("disk", &table, &options).unwrap());
     assert_eq!(memories(folder.path()), 0);
     assert_eq!(first_byte(&Volume::open("disk", &table, &options).unwrap()), 7);

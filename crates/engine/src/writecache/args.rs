@@ -18,12 +18,26 @@ use crate::units::SECTOR;
 use super::layout::is_block_size;
 
 /// The words of a line that the kernel knows.
-pub const WORDS: &str = "p|s <origin> <cache device> <block size> <#words> [<options>...]";
+pub const WORDS: &str = "p|s <origin> <cache device> <block size> <#words>
+  [start_sector SECTOR]
+  [high_watermark PERCENT] [low_watermark PERCENT]
+  [writeback_jobs COUNT]
+  [autocommit_blocks COUNT] [autocommit_time MILLISECONDS]
+  [max_age MILLISECONDS]
+  [pause_writeback MILLISECONDS]   with s
+  [fua|nofua]                      with p
+  [cleaner]
+  [metadata_only]
+and, not counted:
+  [atomic_blocks true|false]
+  [rebind true|false]
+  [lost_memory refuse|accept]
+  [lost_entries refuse|accept]";
 
-/// What the cache device is.
+/// The kind of the cache device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// `p`: persistent memory, or whatever can be mapped like it.
+    /// `p`: persistent memory, or any device that can be mapped like it.
     Pmem,
     /// `s`: a disk.
     Ssd,
@@ -56,20 +70,20 @@ pub struct Options {
     pub autocommit_time: Option<u32>,
     /// Write back data that is older than this many milliseconds.
     pub max_age: Option<u32>,
-    /// Admit nothing new.
+    /// Admit no new blocks.
     pub cleaner: bool,
     /// How write-back makes the origin durable, by FUA or by flushes. We flush either way.
     pub fua: Option<bool>,
     /// Admit metadata of file systems only.
     pub metadata_only: bool,
-    /// Rest write-back for this many milliseconds after each write to the origin that passed by.
+    /// Write-back rests for this many milliseconds after each write that bypassed the cache.
     pub pause_writeback: Option<u32>,
 }
 
 /// The parsed words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableArgs {
-    /// What the cache device is.
+    /// The kind of the cache device.
     pub mode: Mode,
     /// The word that names the origin.
     pub origin: Word,
@@ -81,20 +95,20 @@ pub struct TableArgs {
     pub options: Options,
     /// Attach although the label names another origin.
     pub rebinds: bool,
-    /// Attach although writes that were acknowledged and not flushed are lost with the memory that
-    /// the last server left.
+    /// Attach although acknowledged writes that were not flushed are lost with the memory of the
+    /// last server.
     pub accepts_loss: bool,
     /// Read a cache that was cut short although a part of its entries is lost.
     pub accepts_lost_entries: bool,
-    /// Whether a power cut never leaves a block half old and half new. That takes a device that
-    /// writes blocks whole (what it says of itself, if nothing is given), or never to overwrite one
-    /// where it is.
+    /// Whether a block is never half old and half new after a power failure. This needs a device
+    /// that writes blocks atomically (by default as the device declares), or that blocks are never
+    /// overwritten in place.
     pub atomic_blocks: Option<bool>,
 }
 
 /// Most counted words.
 const COUNTED_MAX: usize = 18;
-/// `high_watermark` and `low_watermark` where they are not given.
+/// The default `high_watermark` and `low_watermark`.
 const WATERMARKS: (u32, u32) = (50, 45);
 
 /// An error about word `nth`, or about its absence.
@@ -184,11 +198,11 @@ impl TableArgs {
                 self.atomic_blocks = Some(false);
             }
             ["atomic_blocks", "false"] => {
-                return Err("mode p never overwrites a block where it is".into());
+                return Err("mode p never overwrites a block in place".into());
             }
             _ => {
                 let what = words.join(" ");
-                return Err(format!("'{what}' stands behind the {count} counted words"));
+                return Err(format!("'{what}' follows the {count} counted arguments"));
             }
         }
         Ok(())
@@ -210,7 +224,7 @@ impl TableArgs {
         (options.high_watermark.unwrap_or(high), options.low_watermark.unwrap_or(low))
     }
 
-    /// Takes the option that `words` begin with, and says how many words it has.
+    /// Takes the option at the start of `words`, and returns the number of its words.
     fn take_option(&mut self, words: &[&str]) -> std::result::Result<usize, (usize, String)> {
         let name = words[0].to_ascii_lowercase();
         let is_of_mode = |mode: Mode| {
@@ -252,7 +266,7 @@ impl TableArgs {
         Ok(1)
     }
 
-    /// The table line's words after the devices: only what was given, in the kernel's order.
+    /// The table line's words after the devices: only explicitly given ones, in the kernel's order.
     pub fn words(&self) -> String {
         let options = &self.options;
         let mut words = String::new();
@@ -295,7 +309,7 @@ impl TableArgs {
 
 /// The number after an option's name.
 fn value(name: &str, words: &[&str], max: u64) -> std::result::Result<u64, (usize, String)> {
-    let Some(word) = words.get(1) else { return Err((0, format!("{name} has no value"))) };
+    let Some(word) = words.get(1) else { return Err((0, format!("{name} lacks its value"))) };
     number(word)
         .filter(|&value| value <= max)
         .ok_or_else(|| (1, format!("{name} '{word}' is not a number up to {max}")))
@@ -378,7 +392,7 @@ mod tests {
         let args = parse(line).unwrap();
         assert_eq!(args.words(), "1024 4 writeback_jobs 0 pause_writeback 9");
         assert_eq!(args.mode, Mode::Ssd);
-        // What it prints it takes back.
+        // A printed line parses to the same arguments.
         let again = format!("s O C {}", args.words());
         assert_eq!(parse(&again).unwrap(), args);
         assert!(parse("s O C 4096 1 cleaner rebind true").unwrap().rebinds);

@@ -1,8 +1,8 @@
-//! The background: one tick decides what comes next, and a completion of write-back asks for a
-//! tick.
+//! The background: one tick decides the next work, and a completion of write-back asks for a tick.
 
-use crate::alarm::Alarm;
+use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
+use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
@@ -16,12 +16,12 @@ use super::writeback::Writeback;
 /// How often the background checks whether the medium is complete.
 const LOOK_EVERY: Nanos = SECOND / 10;
 
-/// The background, and the part of it that others use without its lock.
+/// The background, and the part of it that other threads use without its lock.
 #[derive(Debug)]
 pub(super) struct Background {
     agenda: Mutex<Agenda>,
-    alarm: Alarm,
-    /// The present epoch: new blocks get it, so that ages can be told apart.
+    wakeup: Wakeup,
+    /// The present epoch: new blocks get it, so that their ages are known.
     epoch: AtomicU64,
 }
 
@@ -29,9 +29,9 @@ pub(super) struct Background {
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     now: Nanos,
-    /// When the medium is checked next.
+    /// The time of the next check of the medium.
     look_at: Nanos,
-    /// When the open batch is committed at the latest.
+    /// The latest time for the commit of the open batch.
     commit_at: Option<Nanos>,
     writeback: Writeback,
 }
@@ -42,6 +42,11 @@ impl Agenda {
         &self.writeback
     }
 
+    /// Write-back tries unreadable blocks again immediately.
+    pub(super) fn end_pause(&mut self) {
+        self.writeback.unread_mut().end_pause();
+    }
+
     /// The time of the last tick.
     pub(super) fn now(&self) -> Nanos {
         self.now
@@ -50,8 +55,8 @@ impl Agenda {
 
 impl Background {
     pub(super) fn new(events: &Arc<Events>) -> Background {
-        let alarm = Alarm::new(events);
-        Background { agenda: Mutex::default(), alarm, epoch: AtomicU64::new(0) }
+        let wakeup = Wakeup::new(events);
+        Background { agenda: Mutex::default(), wakeup, epoch: AtomicU64::new(0) }
     }
 
     /// Locks the background out.
@@ -59,7 +64,7 @@ impl Background {
         lock(&self.agenda)
     }
 
-    /// Whether write-back meets errors.
+    /// Whether write-back gets errors.
     pub(super) fn is_failing(&self) -> bool {
         self.lock().writeback.retry().is_failing()
     }
@@ -69,15 +74,15 @@ impl Background {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Makes sure that the background will look.
+    /// Makes sure that the background runs a tick.
     #[inline]
     pub(super) fn arm(&self) {
-        self.alarm.arm(false);
+        self.wakeup.arm(false);
     }
 }
 
 impl Writecache {
-    /// A thread has looked for slots: wakes the background if it is time to make some.
+    /// A thread has looked for slots: wakes the background if it is time to free some.
     pub(super) fn look_at_space(&self, port: &mut Port) {
         if self.available() <= self.plan.high_watermark {
             self.events.work();
@@ -101,12 +106,12 @@ impl Writecache {
         let now = background.now;
         if self.complete_writeback(&mut background.writeback, now, io, port) {
             self.work(&mut background, port);
-            // A tick decides when to look again.
+            // The tick sets the time of the next one.
             self.events.work();
         }
     }
 
-    /// All that the background does, in this order.
+    /// All of the background's work, in this order.
     fn work(&self, background: &mut Agenda, port: &mut Port) {
         let now = background.now;
         if let Some(epoch) = self.plan.epoch_nanos() {
@@ -126,8 +131,8 @@ impl Writecache {
         self.give_up_if_hopeless(background);
     }
 
-    /// Checks now and then whether the medium is complete. Once it has lost a part, nothing more is
-    /// acknowledged.
+    /// Checks at intervals whether the medium is complete. Once it has lost a part, no write is
+    /// acknowledged any more.
     fn look_at_medium(&self, background: &mut Agenda) {
         if background.now < background.look_at || self.has_failed() {
             return;
@@ -138,7 +143,7 @@ impl Writecache {
         }
     }
 
-    /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
+    /// Commits by the clock: for a batch that is open, and for marks that are not durable.
     fn commit_if_due(&self, background: &mut Agenda, port: &mut Port) {
         let now = background.now;
         let is_asked = self.commits.take_request();
@@ -162,8 +167,9 @@ impl Writecache {
         }
     }
 
-    /// Bios that wait for a slot: retries them if there is one, else does what may free one. A
-    /// version that was written back may wait for the commit of the one that replaces it.
+    /// Bios that wait for a slot: retries them if there is a free one, else does work that may free
+    /// one. A version that was written back may wait for the commit of the version that replaces
+    /// it.
     fn serve_waiting(&self, background: &Agenda, port: &mut Port) {
         if !self.room.is_wanted() {
             return;
@@ -178,16 +184,22 @@ impl Writecache {
         }
     }
 
-    /// When no room can be made any more, waiting is useless.
+    /// If no slot can be freed any more, waiting bios get an error. Dirty data that cannot be read
+    /// keeps its slots until the cache device works.
     fn give_up_if_hopeless(&self, background: &Agenda) {
-        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        if self.room.is_wanted() && (has_failed_long || self.has_no_slots()) {
-            self.room.give_up();
+        if !self.room.is_wanted() {
+            return;
+        }
+        let (writeback, now) = (&background.writeback, background.now);
+        if writeback.unread().is_all(self.index.dirty()) {
+            self.room.give_up(Status::Io);
+        } else if writeback.retry().is_hopeless(now) || self.has_no_slots() {
+            self.room.give_up(Status::NoSpace);
         }
     }
 
-    /// Whether no slot will ever be free, because damaged entries keep all of them. Any other slot
-    /// becomes free again, even one that is in no list because a write is filling it.
+    /// Whether no slot will ever be free, because damaged entries occupy all of them. Any other
+    /// slot becomes free again, even one that is in no list because a write is filling it.
     fn has_no_slots(&self) -> bool {
         if mutants::is(Mutant::SlotsInHandForgotten) {
             let is_free = |slot| self.index.word(slot).state() == State::Free;
@@ -198,7 +210,7 @@ impl Writecache {
             && (0..self.index.slots()).all(is_kept)
     }
 
-    /// When to look again.
+    /// The time of the next tick.
     fn next_look(&self, background: &Agenda) -> Option<Nanos> {
         let now = background.now;
         if self.has_failed() {
@@ -212,9 +224,9 @@ impl Writecache {
         ];
         let next = moments.into_iter().flatten().min();
         if next.is_some() {
-            self.background.alarm.keep();
+            self.background.wakeup.keep();
             return next.map(|next| next.max(now + 1));
         }
-        self.background.alarm.next_look(now, SECOND)
+        self.background.wakeup.next_look(now, SECOND)
     }
 }

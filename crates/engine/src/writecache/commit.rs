@@ -1,8 +1,8 @@
-//! Commits: bios that wait until what is complete is durable. Many of them share a *round*
+//! Commits: bios that wait until all complete writes are durable. Many of them share a *round*
 //! (`round`).
 //!
 //! Mode `p` makes rounds within the call that needs one. In mode `s` a port whose bio waits drives
-//! the round, and keeps that bio; the bios of other ports are parked until it ends.
+//! the round, and keeps that bio; the bios of other ports are parked until the round ends.
 
 use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
@@ -15,9 +15,9 @@ use crate::target::Port;
 use super::round::{Ended, Round};
 use super::{TOKEN_FLUSH, Writecache};
 
-/// The note on a parked bio that waits for a round: bits, and above them the round.
+/// The note on a parked bio that waits for a round: flag bits, and above them the round.
 const WAITS: u64 = 1;
-/// It goes on then.
+/// The bio continues after the round.
 const GOES_ON: u64 = 2;
 const ROUND_SHIFT: u32 = 2;
 
@@ -25,7 +25,7 @@ const ROUND_SHIFT: u32 = 2;
 #[derive(Debug)]
 struct Waiter {
     round: u64,
-    /// Whether it continues then, or is done.
+    /// Whether the bio continues after the round, or is done.
     goes_on: bool,
     bio: Bio,
 }
@@ -51,7 +51,7 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    /// No round is under way. `seq`: the commit counter on the medium.
+    /// No round is in progress. `seq`: the commit counter on the medium.
     pub(super) fn new(seq: u64) -> Commits {
         let commit = Commit { round: Round::new(seq), ..Commit::default() };
         Commits { commit: Mutex::new(commit), ..Commits::default() }
@@ -77,7 +77,7 @@ impl Commits {
         self.lock().round.is_idle()
     }
 
-    /// Whether no round is under way, and no bio waits; and the slots that wait for marks.
+    /// Whether no round is in progress, and no bio waits; and the slots that wait for marks.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn audit(&self) -> (bool, Vec<u32>) {
         let commit = self.lock();
@@ -91,7 +91,7 @@ impl Commits {
 #[derive(Debug)]
 pub(super) struct FlushJob {
     bio: Option<Bio>,
-    /// What had passed by when it began.
+    /// The number of writes that had bypassed the cache when the flush began.
     bypassed: u64,
 }
 
@@ -100,7 +100,7 @@ pub(super) fn is_waiting(bio: &Bio) -> bool {
     bio.note & WAITS != 0
 }
 
-/// Whether a bio waited for a round: which, and whether it goes on then or is done.
+/// If a bio waited for a round: the round, and whether the bio continues after it or is done.
 pub(super) fn take_wait(bio: &mut Bio) -> Option<(u64, bool)> {
     if !is_waiting(bio) {
         return None;
@@ -121,17 +121,17 @@ impl Writecache {
         self.rounds.ended() >= round || self.has_failed()
     }
 
-    /// Whether anything completed before may be uncommitted. Blocks that their thread has not yet
-    /// put into a list do not count, since no round can take them: otherwise a committer would spin
-    /// until that thread has published them.
+    /// Whether a write that completed before may be uncommitted. Blocks that their thread has not
+    /// yet put into a list do not count, since no round can take them: otherwise a committer would
+    /// spin until that thread has published them.
     pub(super) fn has_open(&self) -> bool {
-        // In this order: a round counts itself, then takes what is filled.
+        // In this order: a round counts itself, then takes the filled lists.
         self.lists.has_any() || self.rounds.is_any_under_way()
     }
 
-    /// The round after which all that is complete now is durable: the present one if the lists that
-    /// are being filled are empty, else the next. If a round begins during the look, a list may
-    /// have been closed just before it was looked at.
+    /// The round after which all complete writes are durable: the present one if the lists that are
+    /// being filled are empty, else the next. If a round begins during this check, it may have
+    /// closed a list just before the list was checked.
     fn round_needed(&self) -> u64 {
         loop {
             let begun = self.rounds.begun();
@@ -151,7 +151,7 @@ impl Writecache {
         self.make_durable(bio, port);
     }
 
-    /// Everything that is complete becomes durable, then the bio is done.
+    /// All complete writes become durable, then the bio is done.
     pub(super) fn make_durable(&self, bio: Bio, port: &mut Port) {
         let bypassed = self.origin.bypassed();
         match self.origin.owes_clients() {
@@ -188,7 +188,7 @@ impl Writecache {
         self.wait_until(self.round_needed(), bio, false, port);
     }
 
-    /// The bio continues once all that is complete now is durable, and marked.
+    /// The bio continues once all writes that are complete now are durable, and marked.
     pub(super) fn settle_and_go_on(&self, bio: Bio, port: &mut Port) {
         let next = self.rounds.next();
         self.wait_until(self.round_needed().max(next), bio, true, port);
@@ -221,7 +221,7 @@ impl Writecache {
         if commit.driver == port.id {
             commit.waiters.push(Waiter { round, goes_on, bio });
         } else {
-            // Under the lock: the round's end must see it.
+            // Set under the lock, so that the end of the round sees this bio.
             self.commits.wants_round.store(true, Ordering::SeqCst);
             port.parked.push_back(waiting(bio, round, goes_on));
         }
@@ -251,12 +251,12 @@ impl Writecache {
         if self.commits.wants_round.swap(false, Ordering::SeqCst) {
             self.events.room();
         }
-        // Only for bios of this port, which is driven until they are done. A bio that waits on
-        // another port has that port drive the next round.
+        // This begins the next round only for bios of this port, whose thread drives it until they
+        // are done. If a bio waits on another port, that port drives the next round.
         if let Some(until) = commit.waiters.iter().map(|waiter| waiter.round).max() {
             self.drive_round(commit, until, port);
         }
-        // The background plans by what is committed. A client that flushes after every write must
+        // The background plans by the committed state. A client that flushes after every write must
         // not wake it each time.
         if !ended.is_flush_only || self.has_plans() {
             self.events.work();
@@ -280,7 +280,7 @@ impl Writecache {
         }
     }
 
-    /// The round that a bio waited for is over.
+    /// The round for which a bio waited has ended.
     pub(super) fn go_on(&self, bio: Bio, goes_on: bool, port: &mut Port) {
         match bio.op {
             _ if self.has_failed() => port.finish(bio, Err(Status::Io)),
@@ -290,8 +290,9 @@ impl Writecache {
         }
     }
 
-    /// Commits in mode `p`. In mode `s` the background commits as soon as it can: a round proceeds
-    /// only while its port is driven, and a client may have nothing else in flight.
+    /// Commits in mode `p`. In mode `s` the background commits as soon as it can, because a round
+    /// proceeds only while a thread drives its port, and this may be the client's only request in
+    /// flight.
     pub(super) fn ask_for_commit(&self, port: &mut Port) {
         if self.plan.is_pmem() || mutants::is(Mutant::RoundOfNobody) {
             return self.commit_soon(port);
@@ -305,7 +306,8 @@ impl Writecache {
     pub(super) fn commit_soon(&self, port: &mut Port) {
         let next = self.rounds.next();
         if self.plan.is_pmem() {
-            // If another thread is committing, that is enough, and there is no need to wait for it.
+            // If another thread is committing, that is enough, and this thread need not wait for
+            // it.
             let commit = self.commits.commit.try_lock();
             if commit.is_ok_and(|mut commit| self.memory_round(&mut commit.round)) {
                 self.signal_room();
@@ -329,8 +331,8 @@ impl Writecache {
         }
     }
 
-    /// Mode `p`, and no slot is free: frees those that only wait for their marks. Returns whether
-    /// there are free slots then.
+    /// Mode `p` without a free slot: frees the slots that only wait for their marks. Returns
+    /// whether there are free slots then.
     pub(super) fn make_room_at_once(&self) -> bool {
         if !self.plan.is_pmem() || self.has_failed() {
             return false;

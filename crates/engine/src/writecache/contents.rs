@@ -1,23 +1,24 @@
-//! What `inspect` says of a writecache, and the table words that attach it as it is.
+//! The contents of a writecache for `inspect`, and the table arguments that attach it unchanged.
 
-use crate::contents::{Contents, Shape, Value, has_more};
+use crate::common::contents::{Contents, Shape, Value, has_more};
 use crate::error::Result;
 use crate::pmem::{Persistence, Pmem};
-use crate::shm::Keeper;
+use crate::shm::{Served, SharedStore};
 use crate::sync::Arc;
 use crate::units::{SECTOR, human_bytes};
 
 use super::args::Mode;
-use super::inspect::{LabelReport, Report, inspect};
+use super::inspect::{LabelReport, Report, inspect, load_geometry};
 use super::layout::Geometry;
 use super::media::Medium;
+use super::memory::served;
 
-/// Reads what an attach would read of the cache that begins at byte `start`; never writes.
-/// `keeper` knows where memory of a server is.
-pub fn contents(pmem: &Arc<dyn Pmem>, start: u64, keeper: &Keeper) -> Result<Contents> {
+/// Reads the same data as an attach of the cache that begins at byte `start`; never writes.
+/// `shared_store` finds the memory of a server.
+pub fn contents(pmem: &Arc<dyn Pmem>, start: u64, shared_store: &SharedStore) -> Result<Contents> {
     let medium = Medium::Pmem(Arc::clone(pmem));
     let report = inspect(&medium, start, None)?;
-    let served = report.served(&medium, keeper);
+    let served = report.served(&medium, shared_store);
     let damage = damage(&report);
     Ok(Contents {
         rows: rows(&report, has_more(served.as_ref())),
@@ -28,15 +29,27 @@ pub fn contents(pmem: &Arc<dyn Pmem>, start: u64, keeper: &Keeper) -> Result<Con
     })
 }
 
-/// What a table says of the cache at the first byte of `pmem`, if that can be read.
+/// The attach that the label names, and its server if that did not end in order.
+pub fn attach_of(
+    pmem: &Arc<dyn Pmem>,
+    start: u64,
+    shared_store: &SharedStore,
+) -> Option<(u64, Option<Served>)> {
+    let medium = Medium::Pmem(Arc::clone(pmem));
+    let (superblock, geometry) = load_geometry(&medium, start, None).ok()?;
+    let label = &superblock.label;
+    label.is_valid().then(|| (label.attach_id(), served(&medium, &geometry, label, shared_store)))
+}
+
+/// The table arguments of the cache at the first byte of `pmem`, if they can be read.
 pub fn shape_of(pmem: &Arc<dyn Pmem>) -> Option<Shape> {
     let superblock = Medium::Pmem(Arc::clone(pmem)).superblock(0).ok()?;
     let geometry = Geometry::of_superblock(&superblock, 0, u64::MAX, None).ok()?;
     Some(shape(&**pmem, 0, geometry.block_bytes))
 }
 
-/// What a table says of such a cache on `pmem`. The format is the same in both modes; each medium
-/// has the mode that suits it.
+/// The table arguments of such a cache on `pmem`. The format is the same in both modes; the kind of
+/// the medium decides the mode.
 pub fn shape(pmem: &dyn Pmem, start: u64, block_bytes: u32) -> Shape {
     let mode = match pmem.medium().persistence {
         Persistence::Cpu => Mode::Pmem,
@@ -52,7 +65,7 @@ pub fn shape(pmem: &dyn Pmem, start: u64, block_bytes: u32) -> Shape {
 
 fn rows(report: &Report, has_more: bool) -> Vec<(&'static str, String)> {
     let (geometry, census) = (&report.geometry, &report.census);
-    let more = if has_more { " committed, and what is in memory" } else { "" };
+    let more = if has_more { " committed, and more in shared memory" } else { "" };
     let mut rows = vec![
         ("First sector", (geometry.start / SECTOR).to_string()),
         ("Block size", human_bytes(geometry.block_bytes.into())),
@@ -78,7 +91,7 @@ fn damage(report: &Report) -> Vec<String> {
     let census = &report.census;
     let mut lines: Vec<String> = census.places.iter().map(ToString::to_string).collect();
     if census.damaged > lines.len() as u64 {
-        lines.push(format!("and {} entries more", census.damaged - lines.len() as u64));
+        lines.push(format!("and {} more entries", census.damaged - lines.len() as u64));
     }
     lines
 }

@@ -1,13 +1,16 @@
 //! Status, table line, messages; suspend and the orderly end.
 
+use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Word;
+use crate::units::SECTOR;
 
+use super::drain::Awaited;
 use super::{Writecache, memory};
 
-/// After this many rounds without new writes, everything is committed and marked.
+/// After this many rounds without new writes, all blocks are committed and marked.
 const SUSPEND_ROUNDS_MAX: u32 = 4;
 
 /// The user's orders for an open cache.
@@ -15,6 +18,8 @@ const SUSPEND_ROUNDS_MAX: u32 = 4;
 pub(super) struct Orders {
     is_cleaner: AtomicBool,
     is_draining: AtomicBool,
+    /// The slots that a drain waits for.
+    pub(super) awaited: Awaited,
     /// The message `flush`: write everything back once.
     is_flushing: AtomicBool,
     flushes_on_suspend: AtomicBool,
@@ -27,13 +32,14 @@ impl Orders {
         Orders {
             is_cleaner: AtomicBool::new(is_cleaner),
             is_draining: AtomicBool::new(false),
+            awaited: Awaited::default(),
             is_flushing: AtomicBool::new(false),
             flushes_on_suspend: AtomicBool::new(is_cleaner),
             is_suspended: AtomicBool::new(false),
         }
     }
 
-    /// Whether nothing new is admitted.
+    /// Whether no new blocks are admitted.
     #[inline]
     pub(super) fn is_cleaner(&self) -> bool {
         self.is_cleaner.load(Ordering::Relaxed)
@@ -48,7 +54,16 @@ impl Orders {
         self.is_flushing.load(Ordering::SeqCst)
     }
 
-    /// Everything is written back.
+    pub(super) fn set_draining(&self, is_draining: bool) {
+        self.is_draining.store(is_draining, Ordering::SeqCst);
+    }
+
+    /// Whether a drain is under way.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::SeqCst)
+    }
+
+    /// Write-back has written everything.
     pub(super) fn end_flush(&self) {
         self.is_flushing.store(false, Ordering::SeqCst);
     }
@@ -62,14 +77,8 @@ impl Orders {
 }
 
 impl Writecache {
-    /// See [`Target::set_draining`](crate::target::Target::set_draining).
-    pub(super) fn order_drain(&self, is_draining: bool) {
-        self.orders.is_draining.store(is_draining, Ordering::SeqCst);
-        self.events.work();
-    }
-
-    /// No bio is in flight: everything becomes durable, and with `flush_on_suspend` goes to the
-    /// origin; the background runs until that is done.
+    /// No bio is in flight: all writes become durable, and with `flush_on_suspend` all dirty blocks
+    /// are written to the origin; the background runs until that is done.
     pub(super) fn begin_suspend(&self) -> Result<()> {
         let cleans = self.orders.flushes_on_suspend.swap(false, Ordering::SeqCst);
         if cleans || self.orders.is_cleaner() {
@@ -89,19 +98,19 @@ impl Writecache {
             }
         }
         self.events.work();
-        if self.has_failed() {
-            let what = "what was written last cannot be committed";
+        if self.has_failed() && self.index.dirty() > 0 {
+            let what = "the last writes cannot be committed";
             return Err(self.device.medium.error(Kind::Io, what));
         }
         Ok(())
     }
 
-    /// Whether, after a suspend, nothing is in flight and nothing is left to do. A failing origin
-    /// does not delay a suspend: dirty data stays dirty.
+    /// Whether, after a suspend, no I/O is in flight and no work is left. A failing origin does not
+    /// delay a suspend: dirty data stays dirty.
     pub(super) fn is_at_rest(&self) -> bool {
         let background = self.background.lock();
         let writeback = background.writeback();
-        let is_failing = writeback.retry().is_failing() || self.has_failed();
+        let is_failing = self.is_hindered(writeback) || self.has_failed();
         let is_cleaning = self.orders.is_flushing() && self.index.dirty() > 0;
         if !writeback.is_idle() || is_cleaning && !is_failing || self.origin.is_unsettled() {
             return false;
@@ -110,14 +119,21 @@ impl Writecache {
         self.commits.is_idle() && (is_settled() || self.has_failed())
     }
 
-    /// Bios come again.
+    /// See [`Target::is_durable`](crate::target::Target::is_durable). The failure of a cache device
+    /// matters only for data that the origin lacks.
+    pub(super) fn is_all_durable(&self) -> bool {
+        let is_committed = !self.has_open() && !self.has_failed();
+        !self.origin.owes_flush() && (self.index.dirty() == 0 || is_committed)
+    }
+
+    /// Clients submit bios again.
     pub(super) fn end_suspend(&self) {
         self.orders.is_suspended.store(false, Ordering::SeqCst);
         self.events.work();
     }
 
-    /// The server detaches: the label says so if all that was acknowledged is committed; otherwise
-    /// it is left, and the next server takes the cache up.
+    /// The server detaches. The label records this if all acknowledged writes are committed;
+    /// otherwise the label is not changed, and the next server takes the cache up.
     pub(super) fn end(&self) {
         let is_all_committed = !self.has_open() && !self.has_failed() && !self.origin.owes_flush();
         if is_all_committed
@@ -125,6 +141,16 @@ impl Writecache {
             && memory::say_at_rest(&self.device).is_ok()
         {
             self.lists.memory().end();
+            self.note_origin();
+        }
+    }
+
+    /// Records the stamp of the origin. If that fails, the next attach cannot detect changes.
+    fn note_origin(&self) {
+        let origin = self.origin.disk();
+        let bytes = self.device.label.origin_sectors() * SECTOR;
+        if let Some(stamp) = Stamp::at_end(origin, bytes) {
+            let _ = memory::store_stamp(&self.device, stamp, self.commits.seq());
         }
     }
 
@@ -133,7 +159,7 @@ impl Writecache {
         let (moving, is_failing) = {
             let background = self.background.lock();
             let writeback = background.writeback();
-            (writeback.blocks(), writeback.retry().is_failing())
+            (writeback.blocks(), writeback.retry().is_failing() || !writeback.unread().is_empty())
         };
         let has_error = is_failing || self.has_failed();
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -172,7 +198,7 @@ impl Writecache {
         let invalid = |what: String| Err(Error::new(Kind::Invalid, format!("writecache: {what}")));
         let name = match words {
             [name] => name.to_ascii_lowercase(),
-            [] => return invalid("a message has one word".into()),
+            [] => return invalid("a message is one word".into()),
             [name, ..] => return invalid(format!("message {name} takes no words")),
         };
         match name.as_str() {
@@ -194,8 +220,8 @@ impl Writecache {
         Ok(String::new())
     }
 
-    /// Begins to write everything back. It does not wait: the sender may watch the dirty bytes, and
-    /// a failing origin cannot block it.
+    /// Begins to write all dirty blocks back. It does not wait: the sender may watch the dirty
+    /// bytes, and a failing origin cannot block it.
     fn take_flush(&self) -> Result<()> {
         if self.orders.is_suspended() {
             return Err(self
@@ -209,7 +235,7 @@ impl Writecache {
                 .medium
                 .error(Kind::Io, "message flush: the cache device has failed"));
         }
-        // A tick that has seen nothing dirty must not take it for carried out.
+        // A tick that found no dirty block before must not count the message as carried out.
         let _background = (!mutants::is(Mutant::FlushForgotten)).then(|| self.background.lock());
         if self.index.dirty() > 0 {
             self.orders.is_flushing.store(true, Ordering::SeqCst);

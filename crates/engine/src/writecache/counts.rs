@@ -22,7 +22,7 @@ pub(super) fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
 }
 
-/// All of them.
+/// All counters.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     stats: Box<[Stats]>,
@@ -35,6 +35,8 @@ pub(super) struct Counts {
     pub(super) written_back_bytes: AtomicU64,
     pub(super) writeback_failures: AtomicU64,
     pub(super) failed_requests: AtomicU64,
+    /// I/O of write-back and of commits.
+    pub(super) ended: AtomicU64,
 }
 
 impl Counts {
@@ -42,13 +44,13 @@ impl Counts {
         Counts { stats: (0..stripes).map(|_| Stats::default()).collect(), ..Counts::default() }
     }
 
-    /// Those of a stripe.
+    /// The counters of a stripe.
     #[inline]
     pub(super) fn of(&self, stripe: &Locked<'_>) -> &Stats {
         &self.stats[stripe.stripe()]
     }
 
-    /// One of them, of all stripes together.
+    /// The sum of one counter over all stripes.
     pub(super) fn sum(&self, counter: impl Fn(&Stats) -> &AtomicU64) -> u64 {
         self.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }

@@ -1,32 +1,35 @@
-//! The cache device while requests are served: what it is, what an attach found on it, and whether
-//! it can still be trusted.
+//! The cache device while requests are served: its properties, the findings of the attach, and
+//! whether it can still be trusted.
 
 use std::collections::HashMap;
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{DiskErrors, DiskIo};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::error::Status;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::units::SECTOR;
 
 use super::Writecache;
 use super::layout::{Entry, Geometry, Label};
 use super::media::Medium;
 
-/// The cache device. Everything but its failure stays as it was opened.
+/// The cache device. Only its failure changes after it was opened.
 #[derive(Debug)]
 pub(super) struct CacheDevice {
     pub(super) medium: Medium,
     pub(super) geometry: Geometry,
     pub(super) label: Label,
-    /// Entries that must stay as they are.
+    /// Entries that udm must not change.
     pub(super) aside: HashMap<u32, Entry>,
-    /// What is wrong with them, in words.
+    /// The damage of its entries, in words.
     pub(super) damage: Vec<String>,
-    /// What else an attach found.
+    /// Other findings of the attach.
     pub(super) notes: Vec<String>,
-    /// It failed an operation that must succeed.
+    /// The device failed an operation that must succeed.
     has_failed: AtomicBool,
+    /// The number of writes of data that the device refused since the last good one.
+    refused: AtomicU32,
 }
 
 impl CacheDevice {
@@ -39,7 +42,8 @@ impl CacheDevice {
         notes: Vec<String>,
     ) -> CacheDevice {
         let has_failed = AtomicBool::new(false);
-        CacheDevice { medium, geometry, label, aside, damage, notes, has_failed }
+        let refused = AtomicU32::new(0);
+        CacheDevice { medium, geometry, label, aside, damage, notes, has_failed, refused }
     }
 
     #[inline]
@@ -60,8 +64,25 @@ impl CacheDevice {
 
     /// Mode `s`: an I/O.
     pub(super) fn io(&self, op: Op, offset: u64, buffer: Buffer, token: u64) -> DiskIo {
-        let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
+        let Medium::Disk(disk) = &self.medium else { unreachable!("mode s uses a disk") };
         DiskIo::new(disk, op, offset, buffer, token)
+    }
+
+    /// A write of data has ended.
+    #[inline]
+    pub(super) fn note_write(&self, status: Result<(), Status>) {
+        match status {
+            Ok(()) if self.refused.load(Ordering::Relaxed) == 0 => {}
+            Ok(()) => self.refused.store(0, Ordering::Relaxed),
+            Err(_) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether the device refused the last write of data.
+    pub(super) fn refuses_writes(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) > 0
     }
 
     /// Its I/O errors.
@@ -78,8 +99,8 @@ impl Writecache {
         self.device.has_failed()
     }
 
-    /// The cache device refused a commit: what was acknowledged since the last one may be lost. If
-    /// the device was cut short, that is not noted: the rest of it can be trusted.
+    /// The cache device refused a commit: writes acknowledged since the last one may be lost. If
+    /// the device was cut short, no failure is recorded in memory: the rest of it can be trusted.
     pub(super) fn fail(&self) {
         if self.device.medium.failure().is_none() {
             self.lists.memory().note_failure();

@@ -1,8 +1,8 @@
-//! What a range holds: what the cache has is data, whatever the origin has there; for the rest the
-//! origin knows its holes.
+//! The extents of a range: cached blocks are data, even over a hole of the origin; for the rest the
+//! origin reports its holes.
 //!
-//! The index is read before the origin: a block that leaves the cache meanwhile is on the origin by
-//! then, so no written block is ever reported as a hole.
+//! The index is read before the origin: a block that is dropped from the cache meanwhile is on the
+//! origin by then, so no written block is ever reported as a hole.
 
 use crate::target::Extent;
 

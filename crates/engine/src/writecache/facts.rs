@@ -1,13 +1,16 @@
 //! Facts of a cache beyond the kernel's status line, and its maxima.
 
-use crate::limits::{Limit, limit};
+use crate::base::limits::{Limit, limit};
 use crate::target::{Fact, count, flag, number, origin_facts, text};
 use crate::units::SECOND;
 
 use super::media::Medium;
 use super::{Writecache, layout, openlist, round, walk, writeback};
 
-/// Every stated maximum.
+/// Bad blocks that a message names.
+const NAMED_MAX: usize = 8;
+
+/// All documented maxima.
 pub fn limits() -> [Limit; 10] {
     let list = (openlist::LIST_MAX * 2) as u64;
     [
@@ -36,31 +39,95 @@ impl Writecache {
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
         facts.extend(self.device.damage.iter().map(|damage| {
-            text("damaged_entry", damage, "an entry that cannot be believed, and stays as it is")
+            text("damaged_entry", damage, "a damaged entry, which udm leaves unchanged")
         }));
         facts.extend(self.device.notes.iter().map(|note| {
-            text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
+            text(
+                "attach_note",
+                note,
+                "found when udm opened the cache: tolerable damage, or a loss",
+            )
         }));
         facts
     }
 
+    /// The reason why no more blocks can be written back, if it is the cache device.
+    pub(super) fn cache_failure(&self) -> Option<String> {
+        let name = self.device.medium.name();
+        let failed = |what: String| Some(format!("cache device {name} failed: {what}"));
+        if let Some(failure) = self.device.medium.failure() {
+            return Some(failure);
+        }
+        let errors = self.device.errors();
+        let last = errors.last.map_or(String::new(), |_| format!(" ({errors})"));
+        if self.has_failed() {
+            return failed(format!("a write or a flush failed{last}"));
+        }
+        let left = match self.orders.is_draining() {
+            true => self.orders.awaited.count(),
+            false => self.index.dirty(),
+        };
+        let background = self.background.lock();
+        let unread = background.writeback().unread();
+        let bad: Vec<u64> = unread.bad().collect();
+        if left == 0 || !unread.is_dead() && bad.len() < left as usize {
+            return None;
+        }
+        failed(format!("dirty data cannot be read from it{last}{}", self.named(bad)))
+    }
+
+    /// The positions of blocks on the device that clients see.
+    fn named(&self, mut blocks: Vec<u64>) -> String {
+        blocks.sort_unstable();
+        let bytes = self.block_bytes();
+        let named = blocks.iter().take(NAMED_MAX);
+        let named: Vec<String> =
+            named.map(|block| format!("{bytes} bytes at byte {}", block * bytes)).collect();
+        let more = blocks.len() - named.len();
+        match (named.is_empty(), more) {
+            (true, _) => String::new(),
+            (_, 0) => format!(": {}", named.join(", ")),
+            _ => format!(": {}, and {more} more", named.join(", ")),
+        }
+    }
+
+    /// Dirty blocks that write-back tried to read several times.
+    fn unread_blocks(&self) -> u64 {
+        self.background.lock().writeback().unread().bad().count() as u64
+    }
+
+    /// The operations that the cache device refuses, although it has not failed for good.
+    fn refusal(&self) -> Option<String> {
+        let name = self.device.medium.name();
+        let refuses = self.device.refuses_writes() && !self.has_failed();
+        refuses.then(|| format!("cache device {name} refuses writes ({})", self.device.errors()))
+    }
+
     fn medium_facts(&self) -> Vec<Fact> {
-        let failure = self.device.medium.failure();
-        let about = "the cache device has no name any more: its data ends with this server";
+        let (failure, unread_blocks) = (self.cache_failure(), self.unread_blocks());
+        let about = "the cache device was deleted: its data is lost when this server ends";
         let mut facts = vec![
             flag("medium_is_deleted", self.device.medium.is_deleted(), about),
             text("cache_device", self.device.medium.name(), "where cached data is"),
             text("mode", self.plan.args.mode.word(), "p: persistent memory, s: a disk"),
             flag(
                 "medium_has_failed",
-                self.has_failed() || failure.is_some(),
-                "the cache device refused a commit or an overwrite, or lost a part: no more writes",
+                failure.is_some() || unread_blocks > 0,
+                "the cache device failed a commit or an overwrite, lost a part, or cannot return \
+                 dirty data",
+            ),
+            number(
+                "unreadable_bytes",
+                unread_blocks * self.block_bytes(),
+                "dirty data that cannot be read from the cache device",
             ),
         ];
-        let about = "what is wrong there";
+        let about = "the error of the cache device";
         facts.extend(failure.map(|why| text("medium_failure", &why, about)));
+        let about = "operations that the cache device refuses";
+        facts.extend(self.refusal().map(|what| text("medium_refusal", &what, about)));
         if let Medium::Disk(_) = &self.device.medium {
-            let about = "committed blocks are overwritten where they are";
+            let about = "committed blocks are overwritten in place";
             facts.push(flag("overwrites_blocks", self.plan.overwrites, about));
         }
         if let Medium::Pmem(pmem) = &self.device.medium {
@@ -82,11 +149,15 @@ impl Writecache {
         let linked_bytes = u64::from(self.index.linked()) * block_bytes;
         vec![
             text("origin_device", &self.origin.disk().limits().name, "the slow device"),
-            number("cache_bytes", self.device.geometry.blocks * block_bytes, "room for data"),
+            number("cache_bytes", self.device.geometry.blocks * block_bytes, "space for data"),
             number("block_bytes", block_bytes, "a block"),
-            number("used_bytes", linked_bytes, "slots in use, those of older versions too"),
+            number("used_bytes", linked_bytes, "slots in use, including older versions"),
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
-            number("quarantined_bytes", aside_bytes, "blocks of damaged entries: kept, not used"),
+            number(
+                "quarantined_bytes",
+                aside_bytes,
+                "blocks of damaged entries, which are kept but not used",
+            ),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
             number("seq_count", self.commits.seq(), "the commit counter"),
             number("marks_waiting", self.marks.waiting() as u64, "slots not durably free yet"),
@@ -101,20 +172,24 @@ impl Writecache {
             flag(
                 "origin_is_consistent",
                 self.is_origin_consistent(),
-                "the origin alone is a state that a power cut could have left",
+                "the origin alone is in a state that a power cut could have left",
             ),
-            number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
-            flag("is_draining", self.orders.cleans_all(), "writes back all it can"),
-            flag("is_cleaner", self.orders.is_cleaner(), "admits nothing new"),
+            number("origin_inconsistent_s", torn_for, "for how long it has not been, in seconds"),
+            flag(
+                "is_draining",
+                self.orders.cleans_all(),
+                "writes all dirty data back without a pause",
+            ),
+            flag("is_cleaner", self.orders.is_cleaner(), "takes no new blocks"),
             flag(
                 "writeback_is_failing",
                 writeback.retry().is_failing(),
-                "write-back meets errors; it is retried with growing pauses",
+                "write-back meets errors of the origin; udm retries with growing pauses",
             ),
             number(
                 "writeback_pause_ms",
                 writeback.retry().pause() / (SECOND / 1000),
-                "the pause after the last failure; 0 when all is well",
+                "the pause after the last failure; 0 without a failure",
             ),
         ]
     }
@@ -127,7 +202,7 @@ impl Writecache {
             count(
                 "overwritten_blocks_total",
                 &counters.overwrites,
-                "blocks overwritten where they are (mode s)",
+                "blocks overwritten in place (mode s)",
             ),
             count("writeback_batches_total", &counters.batches, "batches written back"),
             count("written_back_bytes_total", &counters.written_back_bytes, "written back"),

@@ -1,13 +1,15 @@
 //! Formatting a cache device, and deciding whether that is allowed.
 //!
-//! The kernel formats any device with zeroes for magic and version. udm does so only if nothing
-//! else is there: the whole front of the device must be zero, or the user says that its content may
-//! be lost. A format first leaves a mark, so that one that was cut short is recognised as ours, and
-//! simply repeated. A kernel's format that was cut short leaves magic 0 and version 1 and nothing
-//! that says whose it is; that is refused, by the kernel too, unless told to start over.
+//! The kernel formats any device with zeroes for magic and version. udm does so only if the device
+//! holds no other data: the whole front of the device must be zero, or the user accepts the loss of
+//! its content. A format first stores a mark, so that a format of ours that was cut short is
+//! recognised and simply repeated. A kernel's format that was cut short leaves magic 0 and version
+//! 1, and no trace of its origin. udm and the kernel both refuse such a device, unless told to
+//! start over.
 
 use zerocopy::IntoBytes;
 
+use crate::common::contents::NOT_BY_FORCE;
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -22,23 +24,23 @@ use super::layout::{
 };
 use super::media::Medium;
 
-/// A device counts as empty when this many bytes from its start on are zero, and all that a format
-/// writes after them.
+/// A device counts as empty when this many bytes from its start on are zero, and all later bytes
+/// that a format writes.
 pub(super) const EMPTY_BYTES: u64 = 64 * KIB;
-/// What the kernel checks to see whether there is a cache; eight bytes, which no crash tears.
+/// The fields by which the kernel recognises a cache; eight bytes, which no crash tears.
 pub(super) const MAGIC_AND_VERSION_BYTES: usize = 8;
 /// Entries are written this many bytes at a time.
 const CHUNK_BYTES: u64 = 16 * MIB;
 
-/// Makes sure that the device holds a writecache from byte `start` on: formats it where that can
-/// do no harm.
+/// Ensures that the device holds a writecache from byte `start` on: formats it if that can do no
+/// harm. Returns whether it formatted the device.
 pub fn prepare(
     medium: &Medium,
     start: u64,
     block_bytes: u32,
     is_forced: bool,
     origin: &Arc<dyn Disk>,
-) -> Result<()> {
+) -> Result<bool> {
     let raw = medium.size_bytes().saturating_sub(start);
     if raw < SUPERBLOCK_BYTES {
         return Err(cannot_format(medium, GeometryError::TooSmall, raw));
@@ -46,25 +48,32 @@ pub fn prepare(
     let superblock = medium.superblock(start)?;
     if is_forced {
         refuse_dirty(medium, start, &superblock)?;
-        return format(medium, start, block_bytes);
+        return format(medium, start, block_bytes).map(|()| true);
     }
     if superblock.is_of_cut_format() {
-        return format(medium, start, block_bytes);
+        return format(medium, start, block_bytes).map(|()| true);
     }
     if superblock.magic.get() != 0 || superblock.version.get() != 0 {
-        // What is wrong with a superblock, if anything, its checks say; of others, what is known.
+        // The checks of a superblock report its defects; for other content, the probe reports what
+        // it recognises.
         let found = if superblock.magic.get() == MAGIC { vec![] } else { medium.probe(start) };
         return match found.is_empty() {
-            true => Ok(()),
-            false => refuse(medium, &found, false, origin, "Invalid magic in the superblock"),
+            true => Ok(false),
+            false => refuse(medium, &found, false, origin, "Invalid magic in the superblock")
+                .map(|()| false),
         };
     }
     let geometry = Geometry::of_size(start, raw, block_bytes)
         .map_err(|error| cannot_format(medium, error, raw))?;
     let end = (start + EMPTY_BYTES.min(raw)).max(geometry.entry_at(geometry.blocks));
     let is_blank = is_zero(medium, start, end)?;
-    refuse(medium, &medium.probe(start), is_blank, origin, "it is not a writecache")?;
-    format(medium, start, block_bytes)
+    let words = "it is not a writecache";
+    refuse(medium, &medium.probe(start), is_blank, origin, words)?;
+    if let Some(at) = medium.data_behind(start) {
+        let why = probe::data_found(at);
+        return Err(medium.error(Kind::Refused, format_args!("{words}: {why}")));
+    }
+    format(medium, start, block_bytes).map(|()| true)
 }
 
 /// Refuses to format over the content of a device that is not a writecache, unless asked to.
@@ -81,7 +90,7 @@ fn refuse(
     objection.map_or(Ok(()), |why| Err(refusal(why)))
 }
 
-/// Whether there is nothing but zeroes.
+/// Whether all bytes of the range are zero.
 fn is_zero(medium: &Medium, start: u64, end: u64) -> Result<bool> {
     let mut at = start;
     let mut bytes = vec![0; medium.chunk_bytes().min(end - start) as usize];
@@ -96,31 +105,29 @@ fn is_zero(medium: &Medium, start: u64, end: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// By force or not, blocks that only this cache has are not thrown away.
+/// Even by force, dirty blocks that only this cache has are not discarded.
 fn refuse_dirty(medium: &Medium, start: u64, superblock: &Superblock) -> Result<()> {
     if superblock.magic.get() != MAGIC {
         return Ok(());
     }
-    let advice = "erase its first 64 KiB and force again if that may be lost";
     let report = inspect(medium, start, None).map_err(|error| {
-        let what = "damaged, and may hold dirty data";
-        Error::new(error.kind(), format!("{error}; {what}: {advice}"))
+        let what = "it is damaged, and may hold dirty data";
+        Error::new(error.kind(), format!("{error}; {what}; {NOT_BY_FORCE}"))
     })?;
     let dirty_blocks = report.census.live + report.census.damaged;
     if dirty_blocks == 0 {
         return Ok(());
     }
     let what = format_args!(
-        "it holds {dirty_blocks} dirty blocks that no other device has: write them back with \
-         `udm recover`, or {advice}"
+        "it holds {dirty_blocks} dirty blocks, which only the cache has; {NOT_BY_FORCE}"
     );
     Err(medium.error(Kind::Refused, what))
 }
 
 fn cannot_format(medium: &Medium, error: GeometryError, raw: u64) -> Error {
     let what = match error {
-        GeometryError::TooSmall => "not one block fits",
-        GeometryError::TooLarge => "more blocks than a cache can have would fit",
+        GeometryError::TooSmall => "it is too small for a block",
+        GeometryError::TooLarge => "it has space for more blocks than a cache can have",
     };
     let kind = match error {
         GeometryError::TooSmall => Kind::NoSpace,
@@ -129,18 +136,19 @@ fn cannot_format(medium: &Medium, error: GeometryError, raw: u64) -> Error {
     medium.error(kind, format_args!("Unable to initialize device: {what} into {raw} bytes"))
 }
 
-/// Writes an empty cache; its magic last, when all else is durable.
+/// Writes an empty cache; its magic last, when all other bytes are durable.
 pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     let raw = medium.size_bytes().saturating_sub(start);
     let geometry = Geometry::of_size(start, raw, block_bytes)
         .map_err(|error| cannot_format(medium, error, raw))?;
     let superblock = Superblock::fresh(&geometry);
-    // First of all what makes it ours. Of an old cache this takes the label, and no more.
+    medium.reserve()?;
+    // The mark is stored first. It destroys only the label of an old cache.
     if !mutants::is(Mutant::FormatUnmarked) {
         medium.store(start + LABEL_AT, &FORMAT_MARK)?;
         medium.settle()?;
     }
-    // No old magic may outlive the first change of the rest.
+    // The old magic must be gone before any other byte changes.
     let mut headless = superblock;
     headless.magic.set(0);
     medium.store(start, &headless.as_bytes()[..MAGIC_AND_VERSION_BYTES])?;
@@ -152,7 +160,7 @@ pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     let chunk = Entry::FRESH.as_bytes().repeat((CHUNK_BYTES / ENTRY_BYTES) as usize);
     let mut at = geometry.entry_at(0);
     while at < table_end {
-        // A chunk ends at the end of a disk's block, so that none is written twice.
+        // A chunk ends at the end of a disk's block, so that no block is written twice.
         let until =
             table_end.min((at + CHUNK_BYTES) / (64 * KIB) * (64 * KIB)).max(at + ENTRY_BYTES);
         medium.store(at, &chunk[..(until - at) as usize])?;
@@ -161,7 +169,7 @@ pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     medium.settle()?;
     medium.store(start, &superblock.as_bytes()[..MAGIC_BYTES])?;
     medium.settle()?;
-    // Without the magic's being durable, the mark is all that tells whose this is.
+    // While the magic is not durable, only the mark shows that this is our format.
     medium.store(start + LABEL_AT, &[0; FORMAT_MARK.len()])?;
     medium.settle()
 }
@@ -182,7 +190,7 @@ mod tests {
 
     fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -> Result<()> {
         let origin: Arc<dyn Disk> = Arc::new(RamDisk::new(1 << 20, 512));
-        super::prepare(medium, start, block_bytes, is_forced, &origin)
+        super::prepare(medium, start, block_bytes, is_forced, &origin).map(drop)
     }
 
     fn front(medium: &Medium, len: usize) -> Vec<u8> {
@@ -238,13 +246,13 @@ mod tests {
             prepare(&medium, 0, 4096, false).unwrap();
             assert_eq!(inspect(&medium, 0, None).unwrap().census.free, 254);
             assert_eq!(front(&medium, 40)[32..], [0; 8], "the mark goes with the end");
-            // A whole cache that lost nothing but the end of its format: it stays as it is.
+            // A complete cache, of whose format only the end is missing: udm does not change it.
             medium.store(24, &1_u64.to_le_bytes()).unwrap();
             medium.store(64, Entry::new(8, 0).as_bytes()).unwrap();
             medium.store(LABEL_AT, &FORMAT_MARK).unwrap();
             prepare(&medium, 0, 4096, false).unwrap();
             assert_eq!(inspect(&medium, 0, None).unwrap().census.live, 1);
-            // Somebody else's bytes with a mark in them.
+            // Bytes of another program with a mark in them.
             medium.store(0, b"else").unwrap();
             prepare(&medium, 0, 4096, false).unwrap();
             assert_eq!(&front(&medium, 4), b"else");

@@ -1,8 +1,8 @@
-//! Which slot holds which block: the state of all slots, in 24 bytes each.
+//! The index: the block of each slot, and the state of all slots, in 24 bytes each.
 //!
 //! A *slot* is a data block of the cache with its entry. Blocks of the origin belong to stripes by
-//! region; a stripe has a lock, chains of slots by block (newest version first), and its slots in
-//! the order in which they came (the age list). Slots of the pool belong to nobody.
+//! region; a stripe has a lock, chains of slots by block (newest version first), and its slots by
+//! age (the age list). Free slots in the pool belong to no stripe.
 //!
 //! 1. Links and states of slots in a chain change under their stripe's lock only.
 //! 2. A slot holds its block from the moment it is linked until it is retired; in mode `p` its
@@ -12,7 +12,7 @@
 //!    most one of `Live`, overwritten, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and
 //!    `Dropped`.
 
-use crate::near::bring_near;
+use crate::base::prefetch::prefetch;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::MIB;
@@ -25,7 +25,7 @@ pub const NONE: u32 = u32::MAX;
 /// Chains that share a line of memory.
 const GROUP: u64 = 16;
 
-/// This many neighbouring slots are mostly in the same lines of memory.
+/// This many neighbouring slots are usually in the same lines of memory.
 const NEAR_STEP: usize = 4;
 
 /// Bytes of a region of the mapped device: neighbours share a stripe.
@@ -36,7 +36,7 @@ pub const REGION_BYTES: u64 = MIB;
 pub struct Found {
     /// The slot.
     pub slot: u32,
-    /// As it was.
+    /// The state word at the time of the lookup.
     pub word: Word,
 }
 
@@ -46,9 +46,9 @@ struct Stripe {
     state: Mutex<Ends>,
     /// The first slot of each chain. Changes under the lock.
     buckets: Box<[AtomicU32]>,
-    /// Slots in chains. Changes under the lock, is read without it.
+    /// The number of slots in chains. Changed under the lock, read without it.
     linked: AtomicU32,
-    /// Those of them that are dirty: neither dropped nor being marked.
+    /// Slots in chains that are dirty: neither dropped nor being marked.
     dirty: AtomicU32,
 }
 
@@ -63,8 +63,8 @@ struct Ends {
 struct Links {
     /// The next one in its chain.
     chain: AtomicU32,
-    /// Age list: towards older slots, and towards newer. A slot that is in no list is its own
-    /// newer neighbour.
+    /// Age list: the older and the newer neighbour. A slot that is in no list is its own newer
+    /// neighbour.
     older: AtomicU32,
     newer: AtomicU32,
 }
@@ -105,7 +105,7 @@ impl Index {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the index takes.
     pub fn memory_bytes(&self) -> u64 {
         let buckets = |stripe: &Stripe| stripe.buckets.len() as u64 * 4;
         self.words.len() as u64 * 20 + self.stripes.iter().map(buckets).sum::<u64>()
@@ -142,19 +142,19 @@ impl Index {
         self.lock(self.stripe_of(block))
     }
 
-    /// Prefetches what a write of the blocks from `first` on to `slots` will change, while its data
-    /// is copied: its own slots, and the chains that they will lead.
+    /// Prefetches the memory that a write of the blocks from `first` on to `slots` will change,
+    /// while its data is copied: its own slots, and the heads of its chains.
     pub fn touch(&self, first: u64, slots: &[u32]) {
         let buckets = &self.stripes[self.stripe_of(first)].buckets;
         for (nth, &slot) in slots.iter().enumerate().step_by(NEAR_STEP) {
-            bring_near(&buckets[bucket(buckets, first + nth as u64)]);
+            prefetch(&buckets[bucket(buckets, first + nth as u64)]);
             self.bring_slot_near(slot);
         }
     }
 
     /// Prefetches the older versions of `count` blocks while the copy is waited for. The chains
     /// should be in the CPU's cache: a load that has to wait holds up every store after it.
-    pub fn touch_older(&self, first: u64, count: usize) {
+    pub fn prefetch_older(&self, first: u64, count: usize) {
         let buckets = &self.stripes[self.stripe_of(first)].buckets;
         let mut last = NONE;
         for block in first..first + count as u64 {
@@ -170,16 +170,16 @@ impl Index {
     }
 
     fn bring_slot_near(&self, slot: u32) {
-        bring_near(&self.words[slot as usize]);
-        bring_near(&self.links[slot as usize]);
+        prefetch(&self.words[slot as usize]);
+        prefetch(&self.links[slot as usize]);
     }
 
-    /// What is known of a slot now.
+    /// The present state word of a slot.
     pub fn word(&self, slot: u32) -> Word {
         Word(self.words[slot as usize].load(Ordering::Acquire))
     }
 
-    /// Whether a slot still has the content that it had when it was found. Call it after copying.
+    /// Whether a slot still has the content that it had when it was found. Called after copying.
     pub fn is_still(&self, found: Found) -> bool {
         crate::sync::atomic::fence(Ordering::Acquire);
         self.word(found.slot).is_same_content(found.word)
@@ -190,12 +190,12 @@ impl Index {
         self.set_word(slot, self.word(slot).with_state(State::Aside));
     }
 
-    /// A slot whose entry must be marked free before it is used. It is in no chain.
+    /// Marks a slot in no chain, whose entry must be marked free before the slot is used.
     pub fn set_marking(&self, slot: u32) {
         self.set_word(slot, self.word(slot).with_state(State::Marking));
     }
 
-    /// The same, where the slot has never been in a chain: its entry names `block`.
+    /// The same, for a slot that has never been in a chain: its entry names `block`.
     pub fn set_marking_of(&self, slot: u32, block: u64) {
         let word = self.word(slot);
         self.set_word(slot, Word::new(block, word.generation(), State::Marking, word.epoch()));
@@ -212,12 +212,12 @@ impl Index {
         self.stripes.iter().map(|stripe| stripe.linked.load(Ordering::Relaxed)).sum()
     }
 
-    /// Slots that hold what the origin does not have, older versions counted too.
+    /// Slots with data that the origin lacks, including older versions.
     pub fn dirty(&self) -> u32 {
         self.stripes.iter().map(|stripe| stripe.dirty.load(Ordering::Relaxed)).sum()
     }
 
-    /// The block of a slot that holds what the origin does not have.
+    /// The block of a slot with data that the origin lacks.
     pub fn dirty_block(&self, slot: u32) -> Option<u64> {
         let word = self.word(slot);
         let is_linked = !matches!(word.state(), State::Free | State::Aside);
@@ -253,7 +253,8 @@ fn set(link: &AtomicU32, to: u32) {
     link.store(to, Ordering::Relaxed);
 }
 
-/// The chain of a block. Neighbours have neighbouring chains: they share a line of memory.
+/// The chain of a block. Neighbouring blocks have neighbouring chains, which share a line of
+/// memory.
 fn bucket(buckets: &[AtomicU32], block: u64) -> usize {
     let groups = buckets.len() as u64 / GROUP;
     let mixed = (block / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
@@ -300,7 +301,7 @@ impl<'a> Locked<'a> {
         self.versions(block).next()
     }
 
-    /// The next version of a block after `slot` in its chain, and the slot in front of that one.
+    /// The next version of a block after `slot` in its chain, and the slot before that one.
     pub fn next_older(&self, block: u64, slot: u32) -> Option<(u32, Found)> {
         let mut before = slot;
         loop {
@@ -335,7 +336,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Makes `slots`, which are in no chain, the newest versions of the blocks from `first` on, and
-    /// the newest slots of all. `meet` gets the previous newest version of each block.
+    /// the newest slots in the age list. `meet` gets the previous newest version of each block.
     pub fn link_run(
         &mut self,
         first: u64,
@@ -369,7 +370,7 @@ impl<'a> Locked<'a> {
         let links = self.index.links(slot);
         for neighbour in [get(&links.older), get(&links.newer)] {
             if neighbour != NONE {
-                bring_near(self.index.links(neighbour));
+                prefetch(self.index.links(neighbour));
             }
         }
     }
@@ -387,8 +388,7 @@ impl<'a> Locked<'a> {
         self.cut(link, Found { slot, word });
     }
 
-    /// The same, where the slot in front of it in the chain is known; its entry must be marked
-    /// free then.
+    /// The same, if the previous slot in the chain is known; its entry must be marked free then.
     pub fn supersede_behind(&mut self, before: u32, found: Found) {
         let link = &self.index.links(before).chain;
         assert!(get(link) == found.slot, "they are neighbours in a chain");
@@ -405,8 +405,8 @@ impl<'a> Locked<'a> {
         self.count(-1, -i32::from(is_dirty(word.state())));
     }
 
-    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Returns
-    /// whether it is such a one.
+    /// Makes a slot that holds `block` in `state`, not committed or not flushed, live. Returns
+    /// whether it was in this state.
     pub fn make_live(&mut self, slot: u32, block: u64, state: State) -> bool {
         let word = self.index.word(slot);
         let is_it = word.is_of(block, state);
@@ -417,7 +417,7 @@ impl<'a> Locked<'a> {
         is_it
     }
 
-    /// A slot whose content is about to be overwritten becomes the newest of all.
+    /// A slot whose content is about to be overwritten becomes the newest in the age list.
     pub fn begin_overwrite(&mut self, slot: u32, epoch: u64) {
         let word = self.index.word(slot);
         self.remove_age(slot);
@@ -451,7 +451,7 @@ impl<'a> Locked<'a> {
         (self.ends.oldest != NONE).then_some(self.ends.oldest)
     }
 
-    /// The slot that came next after `slot`.
+    /// The slot that follows `slot` in the age list.
     pub fn next_newer(&self, slot: u32) -> Option<u32> {
         let newer = get(&self.index.links(slot).newer);
         (newer != NONE && newer != slot).then_some(newer)

@@ -1,24 +1,24 @@
 //! Inspecting a cache device without changing it.
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::error::Result;
-use crate::shm::{Keeper, Served};
+use crate::shm::{Served, SharedStore};
 
 use super::layout::{Geometry, Label, MAGIC, SECTORS_MAX, SUPERBLOCK_BYTES, Superblock};
 use super::media::Medium;
 use super::memory::served;
 use super::walk::{Census, Lookup, walk};
 
-/// What a cache device holds.
+/// The contents of a cache device.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Where everything is.
     pub geometry: Geometry,
     /// The commit counter.
     pub seq_count: u64,
-    /// What the entries say.
+    /// The counts of the entries.
     pub census: Census,
-    /// Bytes that the origin does not have, those of damaged entries not counted.
+    /// Bytes that the origin lacks, without damaged entries.
     pub dirty_bytes: u64,
     /// The origin has at least this many bytes.
     pub origin_bytes_min: u64,
@@ -30,10 +30,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// What the label says of the server that has the cache, or had it and died: what that has
-    /// acknowledged and not flushed is known in memory, which `keeper` knows to name.
-    pub fn served(&self, medium: &Medium, keeper: &Keeper) -> Option<Served> {
-        served(medium, &self.geometry, &self.raw_label, keeper)
+    /// The server that has the cache, or had it and died, according to the label. `shared_store`
+    /// finds the memory with the writes that it has acknowledged and not flushed.
+    pub fn served(&self, medium: &Medium, shared_store: &SharedStore) -> Option<Served> {
+        served(medium, &self.geometry, &self.raw_label, shared_store)
     }
 }
 
@@ -52,7 +52,7 @@ pub fn is_writecache(medium: &Medium, start: u64) -> bool {
     fits && medium.superblock(start).is_ok_and(|superblock| superblock.magic.get() == MAGIC)
 }
 
-/// Reads the superblock at byte `start`, and says where everything is.
+/// Reads the superblock at byte `start`. Returns it with the addresses of all areas.
 pub fn load_geometry(
     medium: &Medium,
     start: u64,
@@ -65,8 +65,8 @@ pub fn load_geometry(
     Ok((superblock, geometry))
 }
 
-/// Reads everything that an attach would read; never writes. `start`: first byte of the cache on
-/// its device. Without `origin_bytes`, what the label says is taken for the origin's size.
+/// Reads the same data as an attach; never writes. `start`: first byte of the cache on its device.
+/// Without `origin_bytes`, the label's number counts as the origin's size.
 pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result<Report> {
     let (superblock, geometry) = load_geometry(medium, start, None)?;
     let label = superblock.label;
@@ -82,14 +82,14 @@ pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result
     let [found] = found;
     let block_bytes = u64::from(geometry.block_bytes);
     let last = found.blocks.keys().max().map_or(0, |block| (block + 1) * block_bytes);
-    let damaged = found.twins.len() as u64;
+    let damaged = found.duplicates.len() as u64;
     Ok(Report {
         geometry,
         seq_count,
         dirty_bytes: (found.blocks.len() as u64 - damaged) * block_bytes,
         census,
         origin_bytes_min: last,
-        contradictions: found.twins,
+        contradictions: found.duplicates,
         label,
         raw_label: superblock.label,
     })

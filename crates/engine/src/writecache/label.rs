@@ -1,13 +1,13 @@
-//! What does not fit into the label (layout.rs): the directory of a server's memory.
+//! The directory of a server's memory, which does not fit into the label (layout.rs).
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::crc::pcache_crc;
+use crate::base::crc::pcache_crc;
 use crate::units::SECTOR;
 
-/// Where the memory of the server lies that has the cache, for people: a sector of its own, written
-/// where there is room for one. Nothing depends on it.
+/// The directory with the memory of the server that has the cache, for people. It is a separate
+/// sector, written if the device has space for one. No code depends on it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Place {
@@ -34,7 +34,7 @@ impl Place {
         place
     }
 
-    /// The directory, if this is the place of this attach's memory.
+    /// The directory, if this record belongs to this attach.
     pub fn directory(&self, attach: u64) -> Option<String> {
         let is_its = self.magic.get() == PLACE_MAGIC
             && self.attach.get() == attach

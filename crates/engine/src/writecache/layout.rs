@@ -3,7 +3,7 @@
 //! ```text
 //! start_sector * 512 (all offsets count from here)
 //! 0        superblock, 64 bytes: magic, version, block size, 0, blocks, counter, 32 reserved
-//! 64       blocks * 16 bytes: entry i says which block of the origin data block i holds
+//! 64       blocks * 16 bytes: entry i names the block of the origin that data block i holds
 //!          a tail without meaning, up to the next multiple of the block size
 //! D        blocks * block size: data
 //! ```
@@ -13,18 +13,19 @@
 //!
 //! The reserved bytes, which the kernel writes as zeroes when it formats, preserves afterwards and
 //! never reads, hold our [`Label`], or while we format [`FORMAT_MARK`]. If the tail, or the space
-//! left after the data, has room for a whole unit of writing, a `Place` (label.rs) stands there
-//! while udm serves the cache.
+//! left after the data, has space for a whole unit of writing, it holds a `Place` (label.rs) while
+//! udm serves the cache.
 
 use std::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::crc::pcache_crc;
+use crate::base::crc::pcache_crc;
+use crate::disk::Stamp;
 use crate::error::{Error, Kind};
 use crate::mutants::{self, Mutant};
-use crate::rescue::CUT_ADVICE;
+use crate::recovery::CUT_ADVICE;
 use crate::units::SECTOR;
 
 /// Superblock magic.
@@ -45,14 +46,14 @@ pub const SEQ_COUNT_AT: u64 = 24;
 pub const LABEL_AT: u64 = 32;
 /// Bytes of the magic.
 pub const MAGIC_BYTES: usize = 4;
-/// Stands at the label's place from the first store of a format of ours until it is done. Eight
-/// bytes, which no crash tears, and no label.
+/// Stored at the label's address from the first store of a format of ours until the format is done.
+/// Eight bytes, which no crash tears, and not a valid label.
 pub const FORMAT_MARK: [u8; 8] = *b"udm fmt1";
 /// Smallest and largest block size: the largest is that of kernels with 64 KiB pages.
 pub const BLOCK_BYTES_MIN: u32 = 512;
 /// See [`BLOCK_BYTES_MIN`].
 pub const BLOCK_BYTES_MAX: u32 = 65536;
-/// Most blocks of a cache: what 32 bits name, without the highest number, which names none.
+/// Most blocks of a cache: all numbers of 32 bits except the highest, which stands for no block.
 pub const BLOCKS_MAX: u64 = u32::MAX as u64;
 
 /// The first 64 bytes.
@@ -74,20 +75,19 @@ pub struct Superblock {
     pub label: Label,
 }
 
-/// Which origin this cache belongs to, which attach has it, and whether a server does, or did and
-/// died. A belt for the braces of those who name their devices right; a cache without one is a
-/// kernel's, and is taken as it is.
+/// The origin of this cache, the attach that has it, and whether a server serves it, or did and
+/// died. The label protects users who confuse devices. A cache without one is a kernel's, and is
+/// accepted.
 ///
 /// A label that says "served" has a mark in the bits of `origin_sectors` that no origin needs. A
-/// udm that does not know it takes the origin for another one, and refuses a cache with dirty
-/// blocks.
-/// Its attach is a number of 40 bits, the run of the machine 12, the memory's directory 12 bits of
-/// a hash. So a change of the attach is one of one word, and "served" another one.
+/// udm that does not know the mark sees another origin, and refuses a cache with dirty blocks. The
+/// attach is a number of 40 bits, the boot of the machine 12, the memory's directory 12 bits of a
+/// hash. So a change of the attach changes one word, and "served" another one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Label {
-    /// CRC of what says which origin: all but the attach, so that an attach changes one word of
-    /// eight bytes, which no crash can tear.
+    /// CRC of the fields about the origin: all but the attach, so that an attach changes one word
+    /// of eight bytes, which no crash can tear.
     check: U32,
     magic: U32,
     /// A hash of the origin's identity.
@@ -97,7 +97,7 @@ pub struct Label {
     attach: U64,
 }
 
-/// Says where an origin block is cached; stands at the place that belongs to a data block.
+/// The entry of a data block: names the origin block that it holds.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -121,6 +121,13 @@ const _: () = assert!((LABEL_AT as usize + ATTACH_AT).is_multiple_of(8));
 const _: () = assert!(std::mem::offset_of!(Label, origin_sectors).is_multiple_of(8));
 /// In `origin_sectors`: a server has the cache, or had it and died.
 const SERVED: u64 = 1 << 60;
+/// In `origin_sectors`: no server has the cache, and `attach` is the stamp of its origin.
+const STAMPED: u64 = 1 << 61;
+/// In `origin_sectors`: the sectors. In a label with a stamp, [`SEQ_BITS`] bits of a checksum of
+/// the commit counter follow: a kernel that uses the cache changes the counter.
+const SECTORS_BITS: u32 = 40;
+const SEQ_BITS: u32 = 16;
+const _: () = assert!(super::ORIGIN_BYTES_MAX / SECTOR < 1 << SECTORS_BITS);
 const ATTACH_BITS: u32 = 40;
 const BOOT_BITS: u32 = 12;
 
@@ -138,9 +145,9 @@ impl Superblock {
         superblock
     }
 
-    /// Whether a format of ours began here and did not finish: whatever follows is that format's.
-    /// The kernel formats such a device again, or refuses it once the version is there; it never
-    /// takes it for a cache.
+    /// Whether a format of ours began here and did not finish: all later bytes belong to that
+    /// format. The kernel formats such a device again, or refuses it once the version is stored; it
+    /// never takes it for a cache.
     pub fn is_of_cut_format(&self) -> bool {
         self.magic.get() == 0
             && self.version.get() <= VERSION
@@ -167,7 +174,8 @@ impl Label {
     /// The largest number of an attach.
     pub const ATTACH_MAX: u64 = (1 << ATTACH_BITS) - 1;
 
-    /// The same of a cache that is served, in this run of the machine, with memory there.
+    /// The label of the same cache while it is served, in this boot of the machine, with its memory
+    /// in this directory.
     pub fn served(mut self, boot: u64, directory: &str) -> Label {
         let place = u64::from(pcache_crc(directory.as_bytes()));
         let of_server = few(boot, BOOT_BITS) << ATTACH_BITS
@@ -178,26 +186,59 @@ impl Label {
         self
     }
 
-    /// The same of a cache that nobody serves any more.
+    /// The label of the same cache without a server, without a stamp.
     pub fn at_rest(mut self) -> Label {
-        self.origin_sectors.set(self.origin_sectors.get() & !SERVED);
+        self.origin_sectors.set(self.origin_sectors());
         self.check.set(self.sum());
         self
     }
 
+    /// The label of the same cache at rest, whose commit counter is `seq`, with the stamp of its
+    /// origin.
+    pub fn stamped(self, stamp: Stamp, seq: u64) -> Label {
+        let mut label = self.at_rest();
+        label.attach.set(stamp.bits());
+        let sectors = label.origin_sectors.get() | STAMPED | seq_sum(seq) << SECTORS_BITS;
+        label.origin_sectors.set(sectors);
+        label.check.set(label.sum());
+        label
+    }
+
+    /// The stamp of the origin, if only udm has used the cache since: the commit counter is still
+    /// `seq`.
+    pub fn stamp(&self, seq: u64) -> Option<Stamp> {
+        let marks = self.origin_sectors.get() & !((1 << SECTORS_BITS) - 1);
+        let is_stamped = self.is_valid() && marks == STAMPED | seq_sum(seq) << SECTORS_BITS;
+        Stamp::from_bits(self.attach.get()).filter(|_| is_stamped)
+    }
+
+    /// Whether it has a stamp, of whatever counter.
+    pub fn has_stamp(&self) -> bool {
+        self.is_valid() && self.origin_sectors.get() & STAMPED != 0
+    }
+
+    /// The checksum of all fields but the attach, and the checksum of the counter, which belongs to
+    /// the stamp.
     fn sum(&self) -> u32 {
-        pcache_crc(&self.as_bytes()[4..ATTACH_AT])
+        let mut label = *self;
+        let marks = self.origin_sectors.get() & (SERVED | STAMPED);
+        label.origin_sectors.set(self.origin_sectors() | marks);
+        pcache_crc(&label.as_bytes()[4..ATTACH_AT])
     }
 
-    /// Whether it is a label at all. Between the words of "served" and its check stands nothing
-    /// that a crash could tear but that one mark.
+    /// Whether this is a valid label. Between the words of "served" and its check, that one mark is
+    /// the only part that a crash could tear.
     pub fn is_valid(&self) -> bool {
-        let mut other = *self;
-        other.origin_sectors.set(self.origin_sectors.get() ^ SERVED);
-        self.magic.get() == LABEL_MAGIC && [self.sum(), other.sum()].contains(&self.check.get())
+        let without = |mark: u64| {
+            let mut other = *self;
+            other.origin_sectors.set(self.origin_sectors.get() ^ mark);
+            other.sum()
+        };
+        let sums = [0, SERVED, STAMPED].map(without);
+        self.magic.get() == LABEL_MAGIC && sums.contains(&self.check.get())
     }
 
-    /// Whether it says that a server has the cache, or had it and died.
+    /// Whether the label records that a server has the cache, or had it and died.
     pub fn is_served(&self) -> bool {
         self.is_valid() && self.origin_sectors.get() & SERVED != 0
     }
@@ -207,15 +248,18 @@ impl Label {
         few(self.attach.get() >> ATTACH_BITS, BOOT_BITS) == few(boot, BOOT_BITS)
     }
 
-    /// Whether the memory is in this directory, as far as a hash of few bits tells.
+    /// Whether the memory is in this directory, as far as a short hash can tell.
     pub fn is_of_place(&self, directory: &str) -> bool {
         let place = u64::from(pcache_crc(directory.as_bytes()));
         self.attach.get() >> (ATTACH_BITS + BOOT_BITS) == few(place, BOOT_BITS)
     }
 
-    /// The attach. A label that does not say "served" may be that of an older udm: all of its bits
-    /// count.
+    /// The attach. A label that does not say "served" may be the label of an older udm: all of its
+    /// bits count. A label with a stamp names no attach.
     pub fn attach_id(&self) -> u64 {
+        if self.has_stamp() {
+            return 0;
+        }
         match self.is_served() {
             true => self.attach.get() & Label::ATTACH_MAX,
             false => self.attach.get(),
@@ -224,7 +268,7 @@ impl Label {
 
     /// Sectors of the origin when it was attached.
     pub fn origin_sectors(&self) -> u64 {
-        self.origin_sectors.get() & !SERVED
+        self.origin_sectors.get() & ((1 << SECTORS_BITS) - 1)
     }
 
     /// Whether it names this origin, which may have grown.
@@ -234,12 +278,17 @@ impl Label {
     }
 }
 
+/// A sum of the commit counter.
+fn seq_sum(seq: u64) -> u64 {
+    few(pcache_crc(&seq.to_le_bytes()).into(), SEQ_BITS)
+}
+
 /// The lowest bits.
 fn few(word: u64, bits: u32) -> u64 {
     word & ((1 << bits) - 1)
 }
 
-/// Two CRCs from different starts: it tells devices apart, it does not resist anybody.
+/// Two CRCs from different starts: enough to tell devices apart, but not against forgery.
 fn identity_hash(identity: &str) -> u64 {
     let low = pcache_crc(identity.as_bytes());
     let high = pcache_crc(format!("{identity}.").as_bytes());
@@ -259,16 +308,16 @@ impl Entry {
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryState {
-    /// Nothing.
+    /// No block.
     Free,
-    /// Something that was never committed: free, but its mark says otherwise.
+    /// An entry that was never committed: free, but without a free mark.
     Uncommitted,
     /// The data block holds this block of the origin.
     Live {
         /// Number of the origin's block.
         block: u64,
     },
-    /// Live, but not at the start of any block: no writecache wrote that.
+    /// Live, but not at the start of any block: no writecache wrote this entry.
     Misaligned,
     /// Live, but wholly beyond the origin's end.
     BeyondOrigin,
@@ -292,7 +341,7 @@ pub struct Geometry {
 pub enum GeometryError {
     /// Not even one block fits (the kernel's ENOSPC).
     TooSmall,
-    /// More blocks than can be named (the kernel's EFBIG, from 2^47 blocks on).
+    /// More blocks than 32 bits can name (the kernel's EFBIG, from 2^47 blocks on).
     TooLarge,
 }
 
@@ -321,7 +370,7 @@ impl Geometry {
     }
 
     /// The geometry of the cache that `superblock` describes, checked in the kernel's order and
-    /// with its words. `expected`: the block size that the table says.
+    /// with its words. `expected`: the block size in the table.
     pub fn of_superblock(
         superblock: &Superblock,
         start: u64,
@@ -367,7 +416,10 @@ impl Geometry {
         }
         if blocks == 0 || blocks > BLOCKS_MAX {
             let words = format!("Cannot allocate memory: {blocks} blocks at byte {at}");
-            return Err(Error::new(Kind::Invalid, format!("{words}; 1 to {BLOCKS_MAX} work")));
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("{words}; 1 to {BLOCKS_MAX} are possible"),
+            ));
         }
         Ok(Geometry { start, block_bytes, blocks, data_at })
     }
@@ -382,8 +434,8 @@ impl Geometry {
         self.start + self.data_at + u64::from(self.block_bytes) * index
     }
 
-    /// Where a `Place` may stand, on a device of `raw` bytes from the start on, that writes units
-    /// of `unit` bytes: after the entries or after the data, in units that hold nothing else.
+    /// The address for a `Place`, on a device of `raw` bytes from the start on, that writes units
+    /// of `unit` bytes: after the entries or after the data, in units without other content.
     pub fn place_at(&self, raw: u64, unit: u64) -> Option<u64> {
         let end = self.data_end();
         let room = |from: u64, to: u64| {
@@ -403,7 +455,7 @@ impl Geometry {
         SUPERBLOCK_BYTES + ENTRY_BYTES * self.blocks
     }
 
-    /// Which metadata sector (of 512 bytes, from `start`) entry `index` is in.
+    /// The metadata sector (of 512 bytes, from `start`) that has entry `index`.
     pub fn sector_of(&self, index: u64) -> u64 {
         (SUPERBLOCK_BYTES + ENTRY_BYTES * index) / SECTOR
     }
@@ -419,8 +471,8 @@ impl Geometry {
         u64::from(self.block_bytes) / SECTOR
     }
 
-    /// What `entry` says to a commit counter of `seq_count`, in front of an origin of
-    /// `origin_bytes`, if that is known.
+    /// The meaning of `entry` with a commit counter of `seq_count` and an origin of `origin_bytes`,
+    /// if that is known.
     pub fn state_of(&self, entry: &Entry, seq_count: u64, origin_bytes: Option<u64>) -> EntryState {
         let (sector, seq) = (entry.original_sector.get(), entry.seq_count.get());
         if seq == FREE {
@@ -457,118 +509,4 @@ pub fn is_block_size(bytes: u64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::prng::Prng;
-
-    fn of(raw: u64, block_bytes: u32) -> (u64, u64) {
-        let geometry = Geometry::of_size(0, raw, block_bytes).unwrap();
-        (geometry.blocks, geometry.data_at)
-    }
-
-    #[test]
-    fn geometry_is_the_specifications() {
-        assert_eq!(of(64 << 20, 4096), (16_320, 262_144));
-        assert_eq!(of(64 << 20, 512), (127_100, 2_033_664));
-        assert_eq!(of(64 << 20, 1024), (64_527, 1_033_216));
-        assert_eq!(of(64 << 20, 2048), (32_513, 522_240));
-        assert_eq!(of((64 << 20) - 4096, 4096), (16_319, 262_144));
-        assert_eq!(of(1 << 30, 4096), (261_123, 4_182_016));
-        assert_eq!(of(1 << 40, 4096), (267_390_960, 4_278_255_616));
-        assert_eq!(of(8192, 4096), (1, 4096));
-        assert_eq!(Geometry::of_size(0, 8191, 4096), Err(GeometryError::TooSmall));
-        assert_eq!(Geometry::of_size(0, 1 << 62, 512), Err(GeometryError::TooLarge));
-    }
-
-    #[test]
-    fn random_sizes_are_filled_and_not_overfilled() {
-        let mut prng = Prng::new(1);
-        for _ in 0..2000 {
-            let block_bytes = 512 << prng.below(8);
-            let raw = 512 * prng.below(200_000);
-            let fits = |n: u64| {
-                let block = u64::from(block_bytes);
-                (64 + 16 * n).div_ceil(block) * block + n * block <= raw
-            };
-            match Geometry::of_size(0, raw, block_bytes) {
-                Ok(geometry) => {
-                    assert!(fits(geometry.blocks), "{raw} {block_bytes}");
-                    assert!(!fits(geometry.blocks + 1), "{raw} {block_bytes}");
-                }
-                Err(_) => assert!(!fits(1), "{raw} {block_bytes}"),
-            }
-        }
-    }
-
-    #[test]
-    fn the_superblock_is_checked_in_the_kernels_order() {
-        let fresh = Superblock::fresh(&Geometry::of_size(0, 8192, 4096).unwrap());
-        let check = |superblock: &Superblock, raw| {
-            Geometry::of_superblock(superblock, 512, raw, Some(4096)).map_err(|e| e.to_string())
-        };
-        assert_eq!(check(&fresh, 8192).unwrap().blocks, 1);
-        let refused = |change: fn(&mut Superblock), words: &str| {
-            let mut superblock = fresh;
-            change(&mut superblock);
-            let error = check(&superblock, 8192).unwrap_err();
-            assert!(error.starts_with(words), "{error}");
-        };
-        refused(|s| s.magic.set(0), "Invalid magic in the superblock: 0x00000000 at byte 512");
-        refused(|s| (s.magic.set(1), s.version.set(2)).0, "Invalid magic in the superblock");
-        refused(|s| s.version.set(2), "Invalid version in the superblock: 2 at byte 516");
-        refused(|s| s.block_bytes.set(512), "Block size does not match superblock: 512");
-        refused(|s| s.blocks.set(1 << 61), "Overflow in size calculation");
-        refused(|s| s.blocks.set(2), "Memory area is too small: 2 blocks at byte 528");
-        refused(|s| s.blocks.set(0), "Cannot allocate memory");
-        // A grown device keeps its old number of blocks.
-        assert_eq!(check(&fresh, 1 << 30).unwrap().blocks, 1);
-    }
-
-    #[test]
-    fn entries_are_found_in_their_sectors() {
-        let geometry = Geometry::of_size(0, 1 << 20, 512).unwrap();
-        assert_eq!(geometry.entries_in(0), 0..28);
-        assert_eq!(geometry.entries_in(1), 28..60);
-        for index in 0..geometry.blocks {
-            assert!(geometry.entries_in(geometry.sector_of(index)).contains(&index));
-        }
-        let last = geometry.sector_of(geometry.blocks - 1);
-        assert_eq!(geometry.entries_in(last).end, geometry.blocks);
-    }
-
-    #[test]
-    fn entries_say_what_the_specification_says() {
-        let geometry = Geometry::of_size(0, 1 << 20, 4096).unwrap();
-        let state = |sector, seq| geometry.state_of(&Entry::new(sector, seq), 9, Some(1 << 20));
-        assert_eq!(state(8, 8), EntryState::Live { block: 1 });
-        assert_eq!(state(8, 9), EntryState::Uncommitted);
-        assert_eq!(state(8, FREE - 1), EntryState::Uncommitted);
-        assert_eq!(state(8, FREE), EntryState::Free);
-        assert_eq!(state(9, 8), EntryState::Misaligned);
-        assert_eq!(state(2048, 8), EntryState::BeyondOrigin);
-        assert_eq!(state(FREE, 8), EntryState::BeyondOrigin);
-    }
-
-    #[test]
-    fn a_label_binds() {
-        let label = Label::new("file 7", 1 << 20, 5);
-        assert!(label.is_valid() && !Label::new_zeroed().is_valid());
-        assert!(label.is_bound_to("file 7", 1 << 20) && label.is_bound_to("file 7", 2 << 20));
-        assert!(!label.is_bound_to("file 8", 1 << 20) && !label.is_bound_to("file 7", 1 << 19));
-        let mut next = label;
-        next.attach.set(6);
-        assert!(next.is_valid(), "an attach changes nothing that is checked");
-        let served = label.served(0x123_4567, "/run/udm");
-        assert!(served.is_valid() && served.is_served() && !served.at_rest().is_served());
-        assert!(served.is_of_boot(0x123_4567) && !served.is_of_boot(0x123_4568));
-        assert!(served.is_of_place("/run/udm") && !served.is_of_place("/run/udm2"));
-        assert_eq!((served.attach_id(), served.origin_sectors()), (5, 2048));
-        assert!(served.is_bound_to("file 7", 1 << 20));
-        let mut between = served.at_rest();
-        between.check = served.check;
-        assert!(between.is_valid(), "torn between the two words");
-        let mut torn = label;
-        torn.origin_sectors.set(6);
-        assert!(!torn.is_valid());
-    }
-}
+mod tests;

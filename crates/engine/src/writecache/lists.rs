@@ -1,6 +1,6 @@
-//! Which blocks are not committed yet. Each stripe has two lists of them: one is filled while the
-//! batch of the other one is being committed. The lists' content is in shared memory (`openlist`);
-//! this file knows which of them are filled, and where room is promised.
+//! The lists of uncommitted blocks. Each stripe has two: one is filled while the batch of the other
+//! one is being committed. The lists' content is in shared memory (`openlist`); this file tracks
+//! which of them are filled, and where space is promised.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::Arc;
@@ -10,15 +10,16 @@ use crate::target::Events;
 use super::index::Locked;
 use super::openlist::{Held, OpenLists};
 
-/// Totals of the lists that are being filled, in one word: stripes with a list that is not empty,
-/// as bits, and above them the number of blocks since the last commit began.
+/// Totals of the lists that are being filled, in one word: a bit for each stripe with a list that
+/// is not empty, and above the bits the number of blocks since the last commit began.
 #[derive(Debug, Default)]
 struct Filled(AtomicU64);
 
 const BLOCKS_SHIFT: u32 = 32;
 
 impl Filled {
-    /// `count` blocks come to the list of a stripe, whose lock is held. `is_first`: it is empty.
+    /// Counts `count` new blocks in the list of a stripe, whose lock is held. `is_first`: the list
+    /// was empty.
     #[inline]
     fn add(&self, stripe: usize, is_first: bool, count: u64) {
         let more = count << BLOCKS_SHIFT | u64::from(is_first) << stripe;
@@ -38,21 +39,22 @@ pub(super) enum ListRoom {
     AfterOthers,
 }
 
-/// The lists of all stripes. A method that is given a locked stripe changes state under that lock.
+/// The lists of all stripes. A method with a locked stripe as argument changes state under that
+/// lock.
 #[derive(Debug)]
 pub(super) struct Lists {
     memory: OpenLists,
     /// Which of its two lists each stripe fills.
     filling: Box<[AtomicU32]>,
     filled: Filled,
-    /// Mode `s`, for each list of each stripe: whether it has blocks that need entries, not only
-    /// overwritten ones.
+    /// Mode `s`, for each list of each stripe: whether it has blocks that need entries, in addition
+    /// to overwritten ones.
     has_fresh: Box<[AtomicBool]>,
     /// Room promised in the list that is being filled.
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
     batch: AtomicU64,
-    /// A write may wait for others that have been promised a whole list.
+    /// A write may wait for other writes, which have been promised a whole list.
     wants_room: AtomicBool,
     events: Arc<Events>,
 }
@@ -72,13 +74,13 @@ impl Lists {
         }
     }
 
-    /// The memory that they are in.
+    /// The memory that holds the lists.
     #[inline]
     pub(super) fn memory(&self) -> &OpenLists {
         &self.memory
     }
 
-    /// Which list a stripe fills, as seen without the stripe's lock.
+    /// The list that a stripe fills, read without the stripe's lock.
     #[inline]
     pub(super) fn filling_of(&self, stripe: usize) -> usize {
         self.filling[stripe].load(Ordering::Relaxed) as usize
@@ -96,19 +98,19 @@ impl Lists {
         1 - self.filling_of(stripe)
     }
 
-    /// Whether any list that is being filled has anything.
+    /// Whether any list that is being filled has an entry.
     #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.filled_stripes() != 0
     }
 
-    /// The stripes whose list that is being filled has anything, as bits.
+    /// A bit for each stripe whose list that is being filled is not empty.
     #[inline]
     pub(super) fn filled_stripes(&self) -> u32 {
         self.filled.0.load(Ordering::SeqCst) as u32
     }
 
-    /// The blocks that have come since the last round began.
+    /// The number of blocks that writes added since the last round began.
     #[inline]
     pub(super) fn blocks(&self) -> u64 {
         self.filled.0.load(Ordering::Relaxed) >> BLOCKS_SHIFT
@@ -126,8 +128,8 @@ impl Lists {
         self.memory.len(locked.stripe(), list) + count <= self.list_max()
     }
 
-    /// Adds blocks to the list that is being filled: `slots` hold those from `first` on, with this
-    /// `data`. Returns whether they are the first ones there. A commit does not see them before
+    /// Adds blocks to the list that is being filled: `slots` hold the blocks from `first` on, with
+    /// this `data`. Returns whether they are its first ones. A commit does not see them before
     /// [`Lists::count`].
     #[inline]
     pub(super) fn push(
@@ -168,19 +170,19 @@ impl Lists {
         if len > 0 {
             return ListRoom::AfterRound;
         }
-        // Under the lock: a thread that keeps or gives up its promise sees it.
+        // Under the lock: a thread that uses or gives up its promise sees it.
         self.wants_room.store(true, Ordering::SeqCst);
         ListRoom::AfterOthers
     }
 
-    /// The promise of room for `count` blocks is kept, or not needed. [`Lists::tell`] follows.
+    /// The promise of space for `count` blocks is used, or not needed. [`Lists::tell`] follows.
     #[inline]
     pub(super) fn keep_promise(&self, locked: &Locked<'_>, count: usize) {
         let promised = &self.promised[locked.stripe()];
         promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
     }
 
-    /// Promises were kept or given up: a write may wait for that.
+    /// Promises were used or given up, and a write may wait for that.
     #[inline]
     pub(super) fn tell(&self) {
         if mutants::is(Mutant::PromisesUnheard) {
@@ -191,8 +193,8 @@ impl Lists {
         }
     }
 
-    /// Notes that `slots` are about to be overwritten, and promises room for them. `false`: there
-    /// is no room.
+    /// Records that `slots` are about to be overwritten, and promises list space for them. `false`:
+    /// the lists are full.
     pub(super) fn begin_overwrite(&self, locked: &Locked<'_>, slots: &[u32]) -> bool {
         let stripe = locked.stripe();
         let promised = self.promised[stripe].load(Ordering::Relaxed) as usize + slots.len();
@@ -219,7 +221,7 @@ impl Lists {
         self.keep_promise(locked, slots.len());
     }
 
-    /// Empties the totals. Returns the stripes whose list has anything, as bits: each must be
+    /// Empties the totals. Returns a bit for each stripe whose list is not empty: each must be
     /// closed.
     #[inline]
     pub(super) fn take_filled(&self) -> u32 {
@@ -228,8 +230,8 @@ impl Lists {
 
     /// Another batch is open. `seq`: the commit counter.
     pub(super) fn begin_batch(&self, seq: u64) {
-        // Not by the counter, which a round of overwritten blocks leaves as it is: of a stripe's
-        // two lists, the next server must know which one is newer.
+        // Not by the counter, which a round of overwritten blocks does not change: the next server
+        // must know which of a stripe's two lists is newer.
         match mutants::is(Mutant::BatchByCounter) {
             true => self.batch.store(seq + 1, Ordering::Release),
             false => _ = self.batch.fetch_add(1, Ordering::AcqRel),
@@ -246,7 +248,7 @@ impl Lists {
         has_fresh
     }
 
-    /// The entries of a closed list: those of overwritten slots, too.
+    /// The entries of a closed list, including the entries of overwritten slots.
     #[inline]
     pub(super) fn closed_entries(&self, stripe: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
         self.memory.all(stripe, self.closed(stripe))
@@ -260,7 +262,7 @@ impl Lists {
         self.memory.clear(stripe, list);
     }
 
-    /// How much room is promised.
+    /// The number of promised entries.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn promised(&self) -> usize {
         self.promised.iter().map(|count| count.load(Ordering::SeqCst) as usize).sum()

@@ -1,20 +1,19 @@
-//! Free marks: which entries on the medium are not needed any more, and when each is marked free.
-//! A round (`round`) takes them, and makes them durable together with its batch.
+//! Free marks: the entries on the medium that are not needed any more, and the time when each is
+//! marked free. A round (`round`) takes them, and makes them durable together with its batch.
 //!
-//! Why marks may be late, and in which order they come:
+//! The rules for the delay and the order of marks:
 //! 1. A slot is not used again before its mark is durable. Superseded slots wait until they are
 //!    many, or needed.
 //! 2. An older version is superseded once the newer one's counter is durable; its mark may be
 //!    stored with the next round. Marks of superseded slots need no order among themselves.
 //! 3. The newest version (dropped after write-back or discard) must not be marked before every
-//!    older one is: a crash between the two would bring the older one back. So it waits for a
-//!    whole round in between, unless nothing at all was waiting before it; and as long as any
-//!    such waits, no round leaves marks out.
-//! 4. A slot that was written back while a newer version was on its way is not dropped: the
-//!    newer one's commit supersedes it.
-//! 5. Entries that a crash kept from being committed have the number of the next batch, or a
-//!    later one. The first round after an attach marks them, before its counter brings them to
-//!    life.
+//!    older one is: a crash between the two would bring the older one back. So it waits for a whole
+//!    round in between, unless no other slot was waiting before it; and as long as any such slot
+//!    waits, no round leaves marks out.
+//! 4. A slot that was written back while a newer version was being written is not dropped: the
+//!    newer version's commit supersedes it.
+//! 5. Entries that a crash kept from being committed have the number of the next batch, or a later
+//!    one. The first round after an attach marks them, before its counter brings them to life.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,7 +21,7 @@ use crate::sync::{Mutex, lock};
 
 use super::Writecache;
 use super::index::{Locked, State};
-use super::round::Rounds;
+use super::rounds::Rounds;
 
 /// A round marks superseded slots free when this many wait for it; they are cheaper together.
 const MARKS_MAX: usize = 1024;
@@ -40,14 +39,14 @@ pub(super) struct Marks {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Newer versions of their blocks are durable, and their write-back has ended, or they were so
-    /// when the cache was opened. In no chain.
+    /// Slots whose blocks have a durable newer version, and whose write-back has ended, or that
+    /// were in this state when the cache was opened. In no chain.
     superseded: Vec<u32>,
-    /// Were the newest versions. In their chains.
+    /// Slots that had the newest versions. They are still in their chains.
     dropped: Vec<u32>,
-    /// As those, and a round has begun since.
+    /// Dropped slots, as soon as a round has begun since their drop.
     ready: Vec<u32>,
-    /// Some of the superseded ones may never have been committed: rule 5.
+    /// Some superseded slots may never have been committed: rule 5.
     has_uncommitted: bool,
 }
 
@@ -69,7 +68,7 @@ pub(super) struct RoundMarks {
 }
 
 impl RoundMarks {
-    /// Whether this round marks nothing.
+    /// Whether this round stores no marks.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.marks.is_empty() && self.drops.is_empty()
@@ -89,7 +88,7 @@ impl RoundMarks {
 }
 
 impl Marks {
-    /// What an attach found, entries that were never committed among them.
+    /// The findings of an attach, including entries that were never committed.
     pub(super) fn new(superseded: Vec<u32>) -> Marks {
         Marks {
             count: AtomicUsize::new(superseded.len()),
@@ -146,7 +145,8 @@ impl Marks {
     fn add_dropped(&self, slot: u32, rounds: &Rounds) {
         let mut waiting = lock(&self.waiting);
         waiting.dropped.push(slot);
-        // Before the look at the rounds: one that begins now and sees none waiting is not counted.
+        // Before the check of the rounds: a round that begins now and sees no waiting slots is not
+        // counted.
         self.recount(&waiting);
         // Two rounds that have not begun yet: rule 3.
         self.marked_by.fetch_max(rounds.begun() + 2, Ordering::SeqCst);
@@ -163,8 +163,8 @@ impl Marks {
         self.count.store(waiting.count(), Ordering::SeqCst);
     }
 
-    /// A round has superseded slots. No round takes marks before that one has ended: a slot that
-    /// becomes the newest now cannot be marked before what it supersedes.
+    /// A round has superseded slots. No round takes marks before that round has ended: a slot that
+    /// becomes the newest now cannot be marked before the slots that it supersedes.
     #[inline]
     pub(super) fn count_superseded(&self, round: &RoundMarks) {
         self.superseded_count.store(round.superseded.len(), Ordering::SeqCst);
@@ -186,7 +186,7 @@ impl Writecache {
     }
 
     /// Takes the slots that a round marks free. Called after the batch is closed: slots dropped
-    /// from here on are not older than anything in it.
+    /// from here on are not older than any slot in the batch.
     pub(super) fn take_marks(&self, round: &mut RoundMarks, has_closed: bool) {
         self.marks.take(round, !has_closed || self.are_marks_due());
     }
@@ -249,11 +249,12 @@ impl Writecache {
                 | State::OverwrittenB
                 | State::Cleaned
                 | State::Damaged => {
+                    self.orders.awaited.replace(found.slot, slot);
                     locked.supersede_behind(before, found);
                     round.superseded.push(found.slot);
                     continue;
                 }
-                // It is freed when the write in flight has ended.
+                // The slot is freed when the write in flight has ended.
                 State::Cleaning | State::Overwriting => {
                     locked.set_state(found.slot, State::Outdated);
                 }
@@ -263,8 +264,9 @@ impl Writecache {
         }
     }
 
-    /// The origin has what `slot` has, or something newer. The stripe is locked.
+    /// The origin has the data of `slot`, or newer data. The stripe is locked.
     pub(super) fn drop_clean(&self, locked: &mut Locked<'_>, block: u64, slot: u32) {
+        self.orders.awaited.remove(slot);
         locked.remove_age(slot);
         let newest = locked.newest(block);
         if newest.is_some_and(|newest| newest.word.state().is_uncommitted()) {
@@ -276,6 +278,7 @@ impl Writecache {
 
     /// A superseded slot whose write-back has ended. The stripe is locked.
     pub(super) fn drop_outdated(&self, locked: &mut Locked<'_>, slot: u32) {
+        self.await_newest(locked, slot);
         locked.unlink(slot);
         self.index.set_marking(slot);
         self.marks.add_superseded(slot);

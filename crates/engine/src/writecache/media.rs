@@ -18,10 +18,10 @@ use super::layout::Superblock;
 const PIECE_BYTES: u64 = MIB;
 /// This many pieces are in flight together.
 const PIECES_MAX: u64 = 16;
-/// Of memory, what stays in a processor's own caches.
+/// A chunk of memory that fits a processor's own caches.
 const CHUNK_BYTES: u64 = 256 * KIB;
-/// Places this close together are read with what is between them: that is faster than one more
-/// read.
+/// Ranges that are this close together are read with the bytes between them: that is faster than a
+/// separate read.
 const GAP_BYTES: u64 = 32 * KIB;
 /// This many reads or writes of single places are in flight together.
 const SPANS_MAX: usize = 64;
@@ -44,7 +44,7 @@ impl Medium {
         }
     }
 
-    /// What is wrong with it for good, as a sentence. Checks.
+    /// The permanent failure of the medium, as a sentence. Checks the medium.
     pub fn failure(&self) -> Option<String> {
         match self {
             Medium::Pmem(pmem) => pmem.failure(),
@@ -54,7 +54,30 @@ impl Medium {
         }
     }
 
-    /// Whether its name is gone: then its content is lost when its last user closes it.
+    /// From now on all data that is read from byte `from` on was written: see
+    /// [`Disk::expect_data`].
+    pub fn expect_data(&self, from: u64) {
+        if let Medium::Disk(disk) = self {
+            disk.expect_data(from);
+        }
+    }
+
+    /// Whether a part of a range was a hole of a file when the medium was opened. With a disk,
+    /// reads report holes.
+    pub fn was_hole(&self, at: u64, len: u64) -> bool {
+        matches!(self, Medium::Pmem(pmem) if pmem.was_hole(at, len))
+    }
+
+    /// See [`Pmem::reserve`].
+    pub fn reserve(&self) -> Result<()> {
+        match self {
+            Medium::Pmem(pmem) => pmem.reserve(),
+            Medium::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Whether the file of the device was deleted: then its content is lost when the last user
+    /// closes it.
     pub fn is_deleted(&self) -> bool {
         match self {
             Medium::Pmem(pmem) => pmem.is_deleted(),
@@ -62,7 +85,7 @@ impl Medium {
         }
     }
 
-    /// What is known of its content from byte `start` on.
+    /// The recognised contents from byte `start` on.
     pub fn probe(&self, start: u64) -> Vec<Finding> {
         match self {
             Medium::Pmem(pmem) => probe::pmem(&**pmem, start),
@@ -70,7 +93,15 @@ impl Medium {
         }
     }
 
-    /// Its name as the kernel would print it in a table.
+    /// Data from byte `start` on that a format would not see.
+    pub fn data_behind(&self, start: u64) -> Option<u64> {
+        match self {
+            Medium::Pmem(pmem) => probe::data_on_pmem(&**pmem, start),
+            Medium::Disk(disk) => probe::data_on_disk(disk, start, &|_, _| false),
+        }
+    }
+
+    /// The device's name as the kernel would print it in a table.
     pub fn kernel_name(&self) -> &str {
         match self {
             Medium::Pmem(pmem) => &pmem.medium().kernel_name,
@@ -86,7 +117,7 @@ impl Medium {
         }
     }
 
-    /// Bytes that are there: all of it, unless it was cut short and is to be salvaged.
+    /// The number of bytes that exist: all, unless the device was cut short and is to be recovered.
     pub fn left_bytes(&self) -> u64 {
         match self {
             Medium::Pmem(pmem) => pmem.left_bytes(),
@@ -111,8 +142,12 @@ impl Medium {
     pub fn load(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let len = into.len();
         let failed = |status: Status| {
-            let what = format_args!("cannot read {len} bytes at {at}: {status}");
-            self.error(Kind::Io, what)
+            let loss = match self {
+                Medium::Disk(disk) => disk.loss(),
+                Medium::Pmem(_) => None,
+            };
+            let loss = loss.map_or(String::new(), |loss| format!(": it {loss}"));
+            self.error(Kind::Io, format_args!("cannot read {len} bytes at {at}: {status}{loss}"))
         };
         match self {
             Medium::Pmem(pmem) => {
@@ -129,7 +164,7 @@ impl Medium {
         }
     }
 
-    /// How much to read at a time when all of it is read.
+    /// Bytes to read at a time when the whole medium is read.
     pub fn chunk_bytes(&self) -> u64 {
         match self {
             Medium::Pmem(_) => CHUNK_BYTES,
@@ -194,8 +229,8 @@ impl Medium {
         Ok(())
     }
 
-    /// Writes again what `len` bytes at each of `places` of a disk read as. Returns how many cannot
-    /// be read: they stay as they are. Memory needs no rewriting.
+    /// Writes the data of `len` bytes at each of `places` of a disk again. Returns the number of
+    /// unreadable places, which it does not change. Memory needs no rewriting.
     pub fn rewrite_each(&self, places: &[u64], len: usize) -> Result<usize> {
         let Medium::Disk(disk) = self else { return Ok(0) };
         let mut unreadable = 0;
@@ -221,7 +256,7 @@ impl Medium {
         Ok(superblock)
     }
 
-    /// Stores `bytes`; a disk's other bytes of the sectors they touch stay as they are.
+    /// Stores `bytes`; the other bytes of a disk's sectors that they touch do not change.
     pub fn store(&self, at: u64, bytes: &[u8]) -> Result<()> {
         match self {
             Medium::Pmem(pmem) => {

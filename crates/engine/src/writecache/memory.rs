@@ -1,28 +1,29 @@
-//! The memory of an attach, which outlives its server: found again, or made.
+//! The shared memory of an attach, which outlives its server: found again, or made.
 //!
-//! The label says "served" from before the first write that a client hears of until everything is
-//! committed, and names the memory. The order in which an attach and an orderly end change the two,
-//! and why a death or a power cut between any two steps loses nothing, is that of pcache's
-//! memory.rs; what differs:
+//! The label says "served" from before the first acknowledged write until all blocks are committed,
+//! and names the memory. pcache's memory.rs describes the order in which an attach and an orderly
+//! end change label and memory, and the reason why a death or a power failure between any two steps
+//! loses no write. The differences here:
 //!
-//! 1. The label has no second copy: it stands in one sector, and over memory each of its words of
-//!    eight bytes is changed by itself. An attach stores its number first, durably, then the mark
-//!    that says "served" with its check, which is valid for either state of the mark. An orderly
-//!    end removes the mark. So no crash leaves an invalid label, or a mark with another attach's
+//! 1. The label has only one copy: it is in one sector, and over memory each of its words of eight
+//!    bytes is changed separately. An attach stores its number first, durably, then the mark that
+//!    says "served" with its check, which is valid for either state of the mark. An orderly end
+//!    removes the mark. So no crash leaves an invalid label, or a mark with another attach's
 //!    number.
-//! 2. Every commit of mode `s` that writes the first metadata unit writes the label with it, as it
-//!    is in memory.
+//! 2. Every commit of mode `s` that writes the first metadata unit also writes the label with its
+//!    value in memory.
 //! 3. The medium is recognised by the commit counter, announced before it is stored and confirmed
-//!    after it, and by samples of the newest blocks.
+//!    after it, and by fingerprints of the newest blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::base::fingerprint::fingerprint_of;
+use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result};
-use crate::look::look_of;
 use crate::mutants::{self, Mutant};
-use crate::shm::{Keeper, Served, SharedWords, Taken, recall};
+use crate::shm::{Served, SharedStore, SharedWords, Taken, recall};
 use crate::units::{MIB, SECTOR};
 
 use super::OpenOptions;
@@ -34,6 +35,7 @@ use super::media::Medium;
 use super::openlist::{
     self, LIST_MAX, LeftBehind, OpenLists, announce_attach, look_in_entry, words_needed,
 };
+use crate::recovery::IN_HOLE;
 
 /// The memory of an attach that is under way.
 #[derive(Debug)]
@@ -48,30 +50,35 @@ pub fn served(
     medium: &Medium,
     geometry: &Geometry,
     label: &Label,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
 ) -> Option<Served> {
     let id = label.attach_id();
     label.is_served().then(|| Served {
         id,
-        is_of_this_boot: label.is_of_boot(keeper.boot()),
-        place: place_of(medium, geometry, label, keeper),
+        is_of_this_boot: label.is_of_boot(shared_store.boot()),
+        place: place_of(medium, geometry, label, shared_store),
     })
 }
 
-fn place_of(medium: &Medium, geometry: &Geometry, label: &Label, keeper: &Keeper) -> String {
+fn place_of(
+    medium: &Medium,
+    geometry: &Geometry,
+    label: &Label,
+    shared_store: &SharedStore,
+) -> String {
     let id = label.attach_id();
     if let Some(directory) = place_at(medium, geometry).and_then(|at| {
         let mut place = Place::new_zeroed();
         medium.load(at, place.as_mut_bytes()).ok()?;
         place.directory(id)
     }) {
-        return keeper.path_in(&directory, id);
+        return shared_store.path_in(&directory, id);
     }
-    let here = keeper.place();
+    let here = shared_store.place();
     if label.is_of_place(&here) {
-        return keeper.path_in(&here, id);
+        return shared_store.path_in(&here, id);
     }
-    format!("{} (the medium has no room to say in which directory)", keeper.path_in("", id))
+    format!("{} (the medium lacks space to record the directory)", shared_store.path_in("", id))
 }
 
 fn place_at(medium: &Medium, geometry: &Geometry) -> Option<u64> {
@@ -79,21 +86,22 @@ fn place_at(medium: &Medium, geometry: &Geometry) -> Option<u64> {
     geometry.place_at(raw, u64::from(medium.unit_bytes()).max(SECTOR))
 }
 
-/// The memory that belongs to the medium, if there should be any. If it is missing, this refuses,
+/// The memory that belongs to the medium, if the label names one. If it is missing, this refuses,
 /// unless the loss is accepted.
 pub fn its_memory(
     medium: &Medium,
     geometry: &Geometry,
     label: &Label,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     accepts_loss: bool,
     notes: &mut Vec<String>,
 ) -> Result<Option<SharedWords>> {
     let id = label.attach_id();
     let is_its = |words: &SharedWords, bug| Ok(openlist::is_of(words, id)? || mutants::is(bug));
     if label.is_valid() && !label.is_served() {
-        // A server before this version named it by the medium's path, and the label says nothing.
-        let old = keeper.find_old()?;
+        // A server before this version named the memory by the medium's path, and did not record it
+        // in the label.
+        let old = shared_store.find_old()?;
         return match old
             .as_ref()
             .map(|words| is_its(words, Mutant::OldHeldOfAnybody))
@@ -103,17 +111,17 @@ pub fn its_memory(
             _ => Ok(None),
         };
     }
-    let served = served(medium, geometry, label, keeper);
+    let served = served(medium, geometry, label, shared_store);
     let name = format!("writecache: {}", medium.name());
     let is_its = |words: &SharedWords| is_its(words, Mutant::HeldOfAnybody);
-    recall(keeper, served.as_ref(), accepts_loss, &name, is_its, notes)
+    recall(shared_store, served.as_ref(), accepts_loss, &name, is_its, notes)
 }
 
 /// Memory of the medium that is to be formatted by force: refused if it holds writes.
 pub fn unseen(
     medium: &Medium,
     start: u64,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     args: &TableArgs,
 ) -> Result<Option<SharedWords>> {
     if medium.size_bytes() < start.saturating_add(SUPERBLOCK_BYTES) {
@@ -126,15 +134,15 @@ pub fn unseen(
     };
     let label = &superblock.label;
     let mut notes = Vec::new();
-    let found = its_memory(medium, &geometry, label, keeper, args.accepts_loss, &mut notes)?;
+    let found = its_memory(medium, &geometry, label, shared_store, args.accepts_loss, &mut notes)?;
     let left = found.as_ref().map(OpenLists::left_behind).transpose()?.flatten();
     let blocks = left.map_or(0, |left| left.held.len());
     if blocks > 0 && !args.accepts_loss {
         let what = format_args!(
-            "its last server died, and writes to {blocks} blocks that it had acknowledged are \
-             known in memory in {} alone: attach it as it is, or add `lost_memory accept` to the \
-             table",
-            keeper.place()
+            "its last server died, and acknowledged writes to {blocks} blocks are recorded only in \
+             shared memory in {}: open the cache without formatting it, or add `lost_memory \
+             accept` to the table",
+            shared_store.place()
         );
         return Err(medium.error(Kind::Refused, what));
     }
@@ -142,13 +150,13 @@ pub fn unseen(
 }
 
 impl Memory {
-    /// The memory of the last server, if it died, or new memory. `is_to_go`: what that server left
-    /// was found not to be this medium's.
+    /// The memory of the last server, if it died, or new memory. `is_to_go`: the memory of that
+    /// server turned out to belong to another medium.
     pub fn of(
         medium: &Medium,
         geometry: &Geometry,
         label: &Label,
-        keeper: Keeper,
+        shared_store: SharedStore,
         args: &TableArgs,
         options: &OpenOptions,
         is_to_go: bool,
@@ -156,12 +164,14 @@ impl Memory {
         let mut notes = Vec::new();
         let found = match is_to_go {
             true => None,
-            false => its_memory(medium, geometry, label, &keeper, args.accepts_loss, &mut notes)?,
+            false => {
+                its_memory(medium, geometry, label, &shared_store, args.accepts_loss, &mut notes)?
+            }
         };
         let needed = [LIST_MAX, 1].map(|list_max| words_needed(options.stripes, list_max));
         let attaches = (options.attach_id & Label::ATTACH_MAX, label.attach_id());
         let name = format!("writecache: {}", medium.name());
-        let taken = Taken::of(keeper, found, needed.into(), attaches, &name)?;
+        let taken = Taken::of(shared_store, found, needed.into(), attaches, &name)?;
         Ok(Memory { taken, notes })
     }
 
@@ -170,12 +180,12 @@ impl Memory {
         self.taken.words().clone()
     }
 
-    /// What a dead server left in it.
+    /// The writes that a dead server left in it.
     pub fn left(&self) -> Result<Option<LeftBehind>> {
         if self.taken.is_new() { Ok(None) } else { OpenLists::left_behind(self.taken.words()) }
     }
 
-    /// The label names it from here on, durably, and it stays in any case.
+    /// The label names the memory from here on, durably, so it is kept in any case.
     pub fn name(
         &mut self,
         medium: &Medium,
@@ -189,11 +199,11 @@ impl Memory {
             let _ = OpenLists::begin(self.words(), stripes, attach_id, seq);
         }
         self.taken.name(announce_attach)?;
-        let keeper = self.taken.keeper();
-        let directory = keeper.place();
-        let is_said = keeper.survives() && !mutants::is(Mutant::ServedUnsaid);
+        let shared_store = self.taken.shared_store();
+        let directory = shared_store.place();
+        let is_said = shared_store.survives() && !mutants::is(Mutant::ServedUnsaid);
         let label = match is_said {
-            true => label.served(keeper.boot(), &directory),
+            true => label.served(shared_store.boot(), &directory),
             false => label,
         };
         if mutants::is(Mutant::WritecacheUnlabelled) {
@@ -207,7 +217,7 @@ impl Memory {
     }
 }
 
-/// First the number of the attach, then the rest. Also makes durable all that was found: writes of
+/// First the number of the attach, then the rest. This also makes all found data durable: writes of
 /// a dead server may be readable, and not durable yet, and the attach is about to rely on them.
 fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
     let at = geometry.start + LABEL_AT;
@@ -220,26 +230,39 @@ fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()
     settle()
 }
 
-/// Stores in the label that the cache has no server any more.
+/// Records in the label that the cache no longer has a server.
 pub(super) fn say_at_rest(device: &CacheDevice) -> Result<()> {
     let CacheDevice { medium, geometry, label, .. } = device;
+    forget_stamp(medium, geometry, label)
+}
+
+/// Stores the label of a cache at rest, without a stamp. This comes before the attach number
+/// changes, so that no crash leaves a label whose attach number reads as a stamp.
+pub(super) fn forget_stamp(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
     let label = label.at_rest();
     let (rest, _) = label.as_bytes().split_at(Label::ATTACH_AT);
     medium.store(geometry.start + LABEL_AT, rest)?;
     medium.settle()
 }
 
+/// Stores the origin's stamp in the label of a cache at rest, whose commit counter is `seq`: first
+/// in the field of the attach, which no longer has a meaning.
+pub(super) fn store_stamp(device: &CacheDevice, stamp: Stamp, seq: u64) -> Result<()> {
+    let CacheDevice { medium, geometry, label, .. } = device;
+    store_label(medium, geometry, &label.stamped(stamp, seq))
+}
+
 /// An error about a medium that is older than the memory.
 pub fn rolled_back(medium: &Medium, what: &str) -> Error {
     let what = format_args!(
-        "{what}; attach the newest one, or add `lost_memory accept` to the table to go on without \
-         what it had acknowledged"
+        "{what}; use the newest copy, or add `lost_memory accept` to the table to continue without \
+         the acknowledged writes"
     );
     medium.error(Kind::Refused, what)
 }
 
-/// Where memory and medium do not match: the commit counter is an older one, or data that an entry
-/// in memory names is not there.
+/// The difference between memory and medium: the medium has an older commit counter, or lacks the
+/// data of an entry in memory.
 pub fn difference(
     medium: &Medium,
     geometry: &Geometry,
@@ -249,17 +272,27 @@ pub fn difference(
     if left.has_failed {
         return None;
     }
-    let is_older = "this is an older copy of what the last server had, which died with writes to";
+    let is_older = "this is an older copy of the medium of the last server, which died with writes \
+        to";
     let blocks = left.held.len();
     let last = left.seqs[0].min(left.seqs[1]);
     if seq < last {
         return Some(format!(
-            "its commit counter is {seq}, but the last server's memory says {last}: {is_older} \
-             {blocks} blocks in memory"
+            "its commit counter is {seq}, but the last server's shared memory says {last}: \
+             {is_older} {blocks} blocks in memory"
         ));
     }
     if !left.seqs.contains(&seq) {
         return None;
+    }
+    let block_bytes = u64::from(geometry.block_bytes);
+    let is_gone =
+        |(_, slot): &&(u64, u32)| medium.was_hole(geometry.block_at(u64::from(*slot)), block_bytes);
+    if let Some((block, slot)) = left.held.iter().find(is_gone) {
+        return Some(format!(
+            "the data of block {block} of the origin, which the last server's shared memory says \
+             is in slot {slot}, {IN_HOLE}; or {is_older} {blocks} blocks in memory"
+        ));
     }
     let newest: BTreeMap<u64, u32> = left.held.iter().copied().collect();
     let mut looks: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
@@ -275,18 +308,18 @@ pub fn difference(
     // Unreadable data is damage, which shows when it is used.
     let wrong = looks.into_iter().find(|(slot, (_, look))| {
         medium.load(geometry.block_at(u64::from(*slot)), &mut data).is_ok()
-            && look_in_entry(look_of(&data)) != *look
+            && look_in_entry(fingerprint_of(&data)) != *look
     });
     wrong.map(|(slot, (block, _))| {
         format!(
-            "the data of block {block} of the origin, which the last server's memory says is in \
-             slot {slot}, is not there: {is_older} {blocks} blocks in memory"
+            "the data of block {block} of the origin, which the last server's shared memory says \
+             is in slot {slot}, is missing: {is_older} {blocks} blocks in memory"
         )
     })
 }
 
 /// The last server saw the cache device fail. The entries that can be read now may never become
-/// durable, whatever is flushed, unless they are written again.
+/// durable, even by a flush, unless they are written again.
 pub fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
     let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
     while at < end {
@@ -298,8 +331,8 @@ pub fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
     medium.settle()
 }
 
-/// The same of blocks that were being overwritten, or were and not flushed: a failure may not have
-/// been reported. The version that can be read now stays.
+/// The same for blocks that were being overwritten, or were overwritten and not flushed: a failure
+/// may not have been reported. This keeps the version that can be read now.
 pub fn rewrite_blocks(
     medium: &Medium,
     geometry: &Geometry,

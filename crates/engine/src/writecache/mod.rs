@@ -1,30 +1,31 @@
 //! The writecache target: a write-back cache that admits writes only, on the media of Linux's
 //! dm-writecache, over persistent memory (mode `p`) or a disk (mode `s`).
 //!
-//! A write takes a free slot, puts its data there, and only then becomes the newest version of its
-//! block. Blocks written since the last commit are known in memory only (which outlives the
-//! process); a commit writes the entries of all of them, and then the commit counter, one atomic
-//! store. Mode `s` overwrites committed blocks in their place: then only a flush is needed.
-//! Write-back takes the oldest blocks with their neighbours to the origin, and frees their slots.
+//! A write takes a free slot, stores its data in it, and only then becomes the newest version of
+//! its block. Blocks written since the last commit are recorded in shared memory only (which
+//! outlives the process); a commit writes the entries of all of them, and then the commit counter,
+//! one atomic store. Mode `s` overwrites committed blocks in their place: then only a flush is
+//! needed. Write-back copies the oldest blocks with their neighbours to the origin, and frees their
+//! slots.
 //!
-//! | file | what it does |
+//! | file | job |
 //! |---|---|
 //! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
 //! | `layout`, `label`, `media`, `walk` | every on-media byte; access before requests are served |
 //! | `format`, `inspect`, `wipe` | making a cache, inspecting one, taking one off its device |
-//! | `open`, `attach/`, `memory` | opening one, with what the last server left |
+//! | `open`, `attach/`, `memory` | opening one, with the writes that the last server left |
 //! | `device`, `origin` | the two devices while requests are served |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
 //! | `openlist`, `lists` | blocks that are not committed yet, also after the death of the server |
 //! | `write`, `overwrite`, `read`, `zero` | the life of a request |
-//! | `commit` | the bios that wait until what is complete is durable |
+//! | `commit` | the bios that wait until complete writes are durable |
 //! | `round/`, `marks` | making batches durable; marking entries free |
-//! | `writeback` | the life of data afterwards |
+//! | `writeback`, `drain` | writing dirty blocks back; drains |
 //! | `background` | the order of the background's work |
 //! | `control`, `counts` | status, messages, suspend; counters |
 //! | `mutants` | deliberate bugs, in tests alone |
 //!
-//! Each type has its fields to itself: only the file of the type changes them.
+//! Only the file of a type changes the type's fields.
 //!
 //! Locks, outermost first: background; commit; stripes, one at a time; marks; the rest. None is
 //! held while data is copied or during I/O, except commit in mode `p`, whose stores are made under
@@ -38,6 +39,7 @@ pub mod contents;
 mod control;
 mod counts;
 mod device;
+mod drain;
 mod extent;
 mod facts;
 pub mod format;
@@ -57,8 +59,9 @@ mod overwrite;
 mod plan;
 mod pool;
 mod read;
+pub mod recovery;
 mod round;
-pub mod salvage;
+mod rounds;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
@@ -69,16 +72,17 @@ mod write;
 mod writeback;
 mod zero;
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
-use crate::disk::DiskIo;
+use crate::common::per_port::PerPort;
+use crate::common::room::Room;
+use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
-use crate::per_port::PerPort;
-use crate::room::Room;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::target::{
-    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, refused_push,
+    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, Waiting,
+    refused_push,
 };
 use crate::units::Nanos;
 
@@ -96,10 +100,10 @@ use marks::Marks;
 use origin::Origin;
 use plan::Plan;
 use pool::Pool;
-use round::Rounds;
+use rounds::Rounds;
 
 /// The kind of an I/O, in the high byte of its token; below it, 24 bits for the kind's own use,
-/// then the place of its job.
+/// then the index of its job.
 const TOKEN_KIND: u64 = 0xFF << 56;
 const TOKEN_READ: u64 = 1 << 56;
 const TOKEN_WRITE: u64 = 2 << 56;
@@ -212,8 +216,8 @@ impl Writecache {
         (bio.offset | bio.len) & (self.block_bytes() - 1) == 0
     }
 
-    /// Whether the origin alone is in a state that a power cut could have left on a device without
-    /// cache.
+    /// Whether the origin alone is in a state that a power failure could have left on a device
+    /// without a cache.
     pub fn is_origin_consistent(&self) -> bool {
         !self.origin.is_torn()
     }
@@ -230,6 +234,10 @@ impl Writecache {
 impl Target for Writecache {
     fn name(&self) -> &'static str {
         "writecache"
+    }
+
+    fn losses(&self) -> u64 {
+        self.origin.losses()
     }
 
     fn submit(&self, mut bio: Bio, port: &mut Port) {
@@ -254,6 +262,9 @@ impl Target for Writecache {
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {
+        if io.token & TOKEN_KIND >= TOKEN_COMMIT {
+            self.counts.ended.fetch_add(1, Ordering::Relaxed);
+        }
         match io.token & TOKEN_KIND {
             TOKEN_READ => self.complete_read(io, port),
             TOKEN_WRITE => self.complete_stage(io, port),
@@ -273,6 +284,11 @@ impl Target for Writecache {
         }
     }
 
+    fn role_of(&self, disk: &Arc<dyn Disk>) -> &'static str {
+        let is_origin = Arc::ptr_eq(disk, self.origin.disk());
+        if is_origin { "the origin" } else { "the cache device" }
+    }
+
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         self.take_tick(now, port)
     }
@@ -282,10 +298,8 @@ impl Target for Writecache {
     }
 
     fn limits(&self) -> TargetLimits {
-        TargetLimits {
-            block_bytes: self.device.geometry.block_bytes,
-            has_discard: self.origin.disk().limits().has_discard,
-        }
+        let origin = self.origin.disk().limits().of_target();
+        origin.in_blocks_of(self.device.geometry.block_bytes)
     }
 
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
@@ -293,16 +307,15 @@ impl Target for Writecache {
     }
 
     fn health(&self) -> Health {
-        let failure = self.device.medium.failure();
-        let has_failed = self.has_failed().then(|| "it refused a write or a flush".to_owned());
         Health {
             origin: self.origin.disk().errors(),
             paced_by: refused_push(&**self.origin.disk()),
             medium: self.device.errors(),
             is_failing: self.background.is_failing(),
             failed_batches: self.counts.writeback_failures.load(Ordering::Relaxed),
-            medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
+            medium_failure: self.cache_failure(),
             waited: self.room.waited.load(Ordering::Relaxed),
+            ..Health::default()
         }
     }
 
@@ -323,13 +336,13 @@ impl Target for Writecache {
     }
 
     fn is_carrying_out(&self) -> bool {
-        self.orders.is_flushing() && !self.has_failed()
+        self.orders.is_flushing()
     }
 
     fn dirty(&self) -> Dirty {
         Dirty {
             bytes: u64::from(self.index.dirty()) * self.block_bytes(),
-            is_failing: self.background.is_failing() || self.has_failed(),
+            is_failing: self.background.is_failing(),
         }
     }
 
@@ -343,12 +356,24 @@ impl Target for Writecache {
         self.order_drain(draining);
     }
 
+    fn waits_for(&self) -> Option<Waiting> {
+        self.awaited_device()
+    }
+
+    fn left_to_drain(&self) -> u64 {
+        self.bytes_to_drain()
+    }
+
     fn suspend(&self) -> Result<()> {
         self.begin_suspend()
     }
 
     fn is_idle(&self) -> bool {
         self.is_at_rest()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.is_all_durable()
     }
 
     fn detach(&self) {

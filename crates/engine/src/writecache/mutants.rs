@@ -1,28 +1,28 @@
-//! Deliberate bugs of writecache. Where a function has several, its wrong copy stands at the foot
-//! of the file that the right one is in.
+//! Deliberate bugs of writecache. If a function has several, its wrong copy is at the end of the
+//! same file.
 
 use crate::mutants::list_mutants;
 
 list_mutants! {
-    /// writecache: what a crash or a single thread shows.
+    /// writecache: bugs that a crash or a single thread shows.
     WRITECACHE {
     /// The commit counter moves before the entries of its batch are durable.
     CounterBeforeEntries,
-    /// A block can be committed while its data is still on its way.
+    /// A block can be committed while its data is still being written.
     EntryBeforeData,
     /// A superseded slot is given out again before its entry is durably marked free.
     FreeMarkLate,
-    /// A free mark changes the block that an entry names, too.
+    /// A free mark also changes the block that an entry names.
     MarkRenames,
-    /// What was written back is freed before the origin's flush.
+    /// Slots that were written back are freed before the origin's flush.
     FreedBeforeOriginFlush,
-    /// A failed flush of the origin is taken for a good one, after write-back.
+    /// A failed flush of the origin counts as successful, after write-back.
     OriginFlushErrorIgnored,
-    /// A failed write to the origin is taken for a good one, in write-back.
+    /// A failed write to the origin counts as successful, in write-back.
     OriginWriteErrorIgnored,
     /// A FUA write is not committed (dm-writecache, defect A).
     FuaUncommitted,
-    /// A flush commits nothing.
+    /// A flush does not commit.
     FlushUncommitted,
     /// Of two committed versions, an attach believes the older one.
     OlderVersionWins,
@@ -32,21 +32,22 @@ list_mutants! {
     UncommittedBelieved,
     /// The entries in shared memory are ignored.
     HeldIgnored,
-    /// Shared memory of any attach of any medium is believed, in the place that the label names.
+    /// An attach trusts any shared memory under the name on the label, even the memory of another
+    /// attach or medium.
     HeldOfAnybody,
-    /// The same where servers before this version kept it, by the path of the medium.
+    /// The same for the place of servers before this version, the path of the medium.
     OldHeldOfAnybody,
-    /// The label never says that the cache is served.
+    /// The label never says "served".
     ServedUnsaid,
-    /// The label says that the cache was detached before everything is committed.
+    /// The label says "detached" before all blocks are committed.
     WcDetachedSaidEarly,
-    /// Shared memory hears of a new commit counter only once that is there.
+    /// Shared memory records a new commit counter only after it is stored.
     SeqUnannounced,
     /// A failed write to the cache keeps its mapping (dm-writecache, defect D).
     FailedWriteMapped,
-    /// A failed flush of the cache is taken for a good one.
+    /// A failed flush of the cache counts as successful.
     CacheFlushErrorIgnored,
-    /// What a dead server saw a failing cache take is believed to be there.
+    /// Data that a dead server stored on a failing cache device is trusted to exist.
     FailureForgotten,
     /// An attach begins with a lower commit counter.
     CounterBackwards,
@@ -54,51 +55,52 @@ list_mutants! {
     FoundUnsettled,
     /// A free mark of an attach changes both halves of its entry.
     MarkTorn,
-    /// Zeroes do not wait for blocks that are on their way.
+    /// Zeroes do not wait for write-back in flight in their range.
     ZeroOvertakes,
-    /// A read does not look whether its slots were retired meanwhile.
+    /// A read does not check whether its slots were retired meanwhile.
     RetiredBelieved,
     /// The flush that a dead server owed the origin is forgotten.
     OwedFlushForgotten,
-    /// What passes by in front of dirty data leaves the origin consistent, it says.
+    /// A write that bypasses the cache before dirty data is written back leaves the origin marked
+    /// as consistent.
     PassedUnsaid,
     /// The label is not stored.
     WritecacheUnlabelled,
     /// A format leaves no mark that says whose it is.
     FormatUnmarked,
-    /// A flush does not wait for what was overwritten.
+    /// A flush does not wait for overwritten blocks.
     OverwriteUncounted,
-    /// Write-back takes what was overwritten and is not flushed.
+    /// Write-back takes blocks that were overwritten and are not flushed.
     UnflushedWrittenBack,
-    /// What a dead server saw overwritten on a failing cache is believed to stay.
+    /// Blocks that a dead server overwrote on a failing cache device are trusted to stay.
     OverwrittenUnsettled,
-    /// Mode `p`: shared memory does not know the counter before it is on the medium.
+    /// Mode `p`: the counter reaches the medium before shared memory knows it.
     CounterUnannounced,
     /// The same in mode `s`.
     DiskCounterUnannounced,
-    /// Mode `p`: shared memory never hears that the counter has come to the medium.
+    /// Mode `p`: shared memory never records that the counter is stored.
     CounterUnconfirmed,
-    /// A flush of the origin covers what passed by while it was under way.
+    /// A flush of the origin also covers writes that bypassed the cache while it was in flight.
     BypassesAsOfEnd,
-    /// What passed by owes the origin no flush.
+    /// A write that bypassed the cache does not require a flush of the origin.
     BypassUncounted,
-    /// The room that was promised to a write is not given back when that fails.
+    /// The list space that was promised to a write is not given back when the write fails.
     PromiseOfFailed,
-    /// What a discard has zeroed leaves the cache before the origin's flush.
+    /// Blocks that a discard has zeroed are dropped from the cache before the origin's flush.
     ZeroesUnflushed,
-    /// Write-back does not hear of another flush of the origin that failed during its batch.
+    /// Write-back does not notice another flush of the origin that failed during its batch.
     OthersFailureIgnored,
     /// A batch that fails brings superseded versions back to life.
     OutdatedRevived,
-    /// Of a stripe's two lists, the next server takes up the newer one only.
+    /// The next server takes up only the newer one of a stripe's two lists.
     OlderListIgnored,
-    /// The number of the open batch follows the counter, which some rounds leave as it is.
+    /// The number of the open batch follows the counter, which some rounds do not change.
     BatchByCounter,
-    /// What a block looked like is asked for though it was overwritten since, long ago.
+    /// The fingerprint of a block is required although the block was overwritten later.
     PastLookAsked,
     }
 
-    /// writecache: what only threads that run into each other show.
+    /// writecache: races that only colliding threads show.
     WRITECACHE_RACES {
     /// Write-back copies the list of ranges that are being zeroed before it locks a stripe.
     ZeroingCopiedEarly,
@@ -106,25 +108,25 @@ list_mutants! {
     MarkedSlotsFree,
     /// A write reads which list is being filled before it locks the stripe.
     FillingReadEarly,
-    /// Free slots that other threads have taken for themselves wake nobody.
+    /// Free slots that other threads have reserved for themselves do not cause a wake-up.
     ReservesIgnored,
-    /// A flush does not look again whether a round began while it looked.
+    /// A flush does not check again whether a round began during its check.
     RoundReadOnce,
-    /// A read from memory does not look whether its slot was retired meanwhile.
+    /// A read from memory does not check whether its slot was retired meanwhile.
     SlotNotRechecked,
     /// Slots that writes are filling count as lost.
     SlotsInHandForgotten,
-    /// A thread that waits for a slot does not see what others publish.
+    /// A thread that waits for a slot does not see slots that others publish.
     PublishUnheard,
-    /// A discard says that it waits for write-back after it has looked.
+    /// A discard announces that it waits for write-back only after its check.
     BatchEndMissed,
-    /// A tick takes a message `flush` for carried out that came after its look.
+    /// A message `flush` that comes after a tick's check counts as carried out.
     FlushForgotten,
     /// A client's port begins a round that none of its bios waits for.
     RoundOfNobody,
     /// Write-back takes a block twice for a batch, when a newer version is committed meanwhile.
     BlockTakenTwice,
-    /// A thread that waits for others that have the promise of a list does not hear of them.
+    /// A thread that waits for the promises of others is not woken when they are given up.
     PromisesUnheard,
     /// Write-back tries again after a suspend has given up cleaning.
     SuspendedRetries,

@@ -1,18 +1,20 @@
-//! Opening a cache: checks, what an attach finds (`attach`), and the parts put together.
+//! Opening a cache: checks, the findings of an attach (`attach`), and the assembly of the running
+//! target.
 //!
 //! The medium is changed only to format it, to finish the commit of a server that died, and to name
 //! this attach on the label. Entries that must be marked free wait for the first commit, and must
 //! be marked before its counter makes them live.
 
 use crate::bio::Op;
-use crate::disk::{Disk, DiskIo, DiskLimits};
+use crate::common::room::Room;
+use crate::disk::{Disk, DiskIo, DiskLimits, Standing};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
-use crate::room::Room;
-use crate::shm::{Keeper, SharedWords};
+use crate::recovery::CUT_ADVICE;
+use crate::shm::{SharedStore, SharedWords};
 use crate::sync::Arc;
-use crate::units::{SECTOR, human_pair};
+use crate::units::{SECTOR, human_bytes, human_pair};
 
 use super::args::{Mode, TableArgs};
 use super::attach::{Found, look, take_up};
@@ -28,13 +30,13 @@ use super::layout::{Label, SEQ_COUNT_AT, Superblock};
 use super::lists::Lists;
 use super::marks::Marks;
 use super::media::Medium;
-use super::memory::{self, Memory, difference, rolled_back};
+use super::memory::{self, Memory, difference, forget_stamp, rolled_back};
 use super::openlist::{LeftBehind, OpenLists, note_failure};
 use super::origin::Origin;
 use super::plan::Plan;
 use super::pool::{Pool, SLOTS_MAX};
-use super::round::Rounds;
-use super::walk::Census;
+use super::rounds::Rounds;
+use super::walk::{Census, Damage};
 use super::{Jobs, ORIGIN_BYTES_MAX, OpenOptions, Writecache};
 
 /// A commit counter beyond this cannot have been reached by counting.
@@ -47,7 +49,7 @@ impl Writecache {
         len_bytes: u64,
         origin: Arc<dyn Disk>,
         cache: Arc<dyn Pmem>,
-        memory: impl Into<Keeper>,
+        memory: impl Into<SharedStore>,
         options: &OpenOptions,
     ) -> Result<Writecache> {
         assert!(args.mode == Mode::Pmem);
@@ -60,7 +62,7 @@ impl Writecache {
         len_bytes: u64,
         origin: Arc<dyn Disk>,
         cache: Arc<dyn Disk>,
-        memory: impl Into<Keeper>,
+        memory: impl Into<SharedStore>,
         options: &OpenOptions,
     ) -> Result<Writecache> {
         assert!(args.mode == Mode::Ssd);
@@ -73,27 +75,32 @@ fn open(
     len_bytes: u64,
     origin: Arc<dyn Disk>,
     medium: Medium,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     options: &OpenOptions,
 ) -> Result<Writecache> {
     let limits = origin.limits().clone();
     check_devices(&args, len_bytes, &limits, &medium)?;
     let start = args.options.start_sector.unwrap_or(0) * SECTOR;
     let unseen = match options.force_format {
-        true => memory::unseen(&medium, start, keeper, &args)?,
+        true => memory::unseen(&medium, start, shared_store, &args)?,
         false => None,
     };
-    prepare(&medium, start, args.block_bytes, options.force_format, &origin)?;
+    if prepare(&medium, start, args.block_bytes, options.force_format, &origin)? {
+        options.progress.note_format();
+    }
     unseen.iter().for_each(SharedWords::remove);
     drop(unseen);
-    let opening = Opening { args, origin, medium, keeper, options };
-    match opening.attach(None)? {
-        Attached::Open(cache) => Ok(*cache),
+    let opening = Opening { args, origin, medium, shared_store, options };
+    let cache = match opening.attach(None)? {
+        Attached::Open(cache) => *cache,
         Attached::OtherMemory(note) => match opening.attach(Some(note))? {
-            Attached::Open(cache) => Ok(*cache),
-            Attached::OtherMemory(_) => unreachable!("new memory is of nobody else"),
+            Attached::Open(cache) => *cache,
+            Attached::OtherMemory(_) => unreachable!("new memory has one owner"),
         },
-    }
+    };
+    // All stored data is known to exist, so holes may be filled now.
+    cache.device.medium.reserve()?;
+    Ok(cache)
 }
 
 /// A cache that is being opened.
@@ -101,35 +108,35 @@ struct Opening<'a> {
     args: TableArgs,
     origin: Arc<dyn Disk>,
     medium: Medium,
-    keeper: &'a Keeper,
+    shared_store: &'a SharedStore,
     options: &'a OpenOptions,
 }
 
 /// The result of an opening.
 enum Attached {
     Open(Box<Writecache>),
-    /// The memory that was found is not this medium's, and the user accepts what is lost; a note
-    /// says what that is.
+    /// The memory belongs to another medium, and the user accepts the loss, which a note describes.
     OtherMemory(String),
 }
 
 impl Opening<'_> {
-    /// Reads the cache, and attaches. `forgotten`: ignore the memory that is there, and why.
+    /// Reads the cache, and attaches. `forgotten`: ignore the existing memory, with the reason.
     fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
         let Opening { args, medium, options, .. } = self;
         let limits = self.origin.limits();
         let start = args.options.start_sector.unwrap_or(0) * SECTOR;
         let (superblock, geometry) = load_geometry(medium, start, Some(args.block_bytes))?;
+        medium.expect_data(start);
         let mut seq = superblock.seq_count.get();
         if seq > SEQ_MAX {
             let at = start + SEQ_COUNT_AT;
-            let what =
-                format_args!("commit counter {seq} at byte {at}: no cache has counted so far");
+            let what = format_args!("commit counter {seq} at byte {at}: it is implausibly large");
             return Err(medium.error(Kind::Invalid, what));
         }
-        let (label, keeper) = (&superblock.label, self.keeper.clone());
+        let (label, shared_store) = (&superblock.label, self.shared_store.clone());
         let is_to_go = forgotten.is_some();
-        let mut memory = Memory::of(medium, &geometry, label, keeper, args, options, is_to_go)?;
+        let mut memory =
+            Memory::of(medium, &geometry, label, shared_store, args, options, is_to_go)?;
         let left = memory.left()?;
         let owes_flush =
             left.is_some() && !mutants::is(Mutant::OwedFlushForgotten) && !is_flushed(&self.origin);
@@ -139,19 +146,30 @@ impl Opening<'_> {
             seq = seq.saturating_sub(1);
         }
         let census = look(medium, &geometry, seq, limits.size_bytes, &mut found, options)?;
-        check_binding(args, medium, &superblock, dirty_blocks(&census, left.as_ref()), limits)?;
+        check_binding(
+            args,
+            medium,
+            &superblock,
+            dirty_blocks(&census, left.as_ref()),
+            &self.origin,
+        )?;
+        if let Some(place) = census.places.iter().find(|place| place.damage == Damage::Hole) {
+            return Err(medium.error(Kind::Io, format_args!("{place}: {CUT_ADVICE}")));
+        }
         if let Some(what) = left.as_ref().and_then(|left| difference(medium, &geometry, seq, left))
         {
             return match args.accepts_loss {
-                true => Ok(Attached::OtherMemory(format!("{what}: they are LOST here"))),
+                true => Ok(Attached::OtherMemory(format!("{what}: they are LOST"))),
                 false => Err(rolled_back(medium, &what)),
             };
         }
         let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
         let shared = memory.words();
+        if superblock.label.has_stamp() {
+            forget_stamp(medium, &geometry, &superblock.label)?;
+        }
         let named = memory.name(medium, &geometry, label, options.stripes, seq);
-        // Data that could not be made durable now may never be: the next server must not rely on
-        // it.
+        // Data that cannot be made durable now may never be: the next server must not rely on it.
         let taken_up = named.and_then(|label| {
             if let Some(left) = left {
                 take_up(medium, &geometry, &mut seq, &mut found, &shared, left, limits)?;
@@ -173,8 +191,8 @@ impl Opening<'_> {
     }
 }
 
-/// A server that died may have owed the origin a flush, for writes that passed by. If the origin
-/// refuses, the next flush of a client tries again.
+/// A server that died may have owed the origin a flush, for writes that bypassed the cache. If the
+/// origin refuses, the next flush of a client tries again.
 fn is_flushed(origin: &Arc<dyn Disk>) -> bool {
     let flush = DiskIo::bare(origin, Op::Flush, 0, 0, 0);
     origin.carry_out(vec![flush]).iter().all(|io| io.result.is_ok())
@@ -231,30 +249,40 @@ fn check_devices(
     Ok(())
 }
 
-/// How many blocks the cache has that its origin does not have, also in memory alone.
+/// The number of blocks in the cache that its origin lacks, including blocks that only memory
+/// records.
 pub(super) fn dirty_blocks(census: &Census, left: Option<&LeftBehind>) -> u64 {
     census.live + census.damaged + left.map_or(0, |left| left.held.len() as u64)
 }
 
-/// Dirty blocks of one origin are not written to another.
+/// Dirty blocks are only written to the origin that they belong to, and only if no other program
+/// changed it since. Blocks that were written back are not in the cache any more, so there is no
+/// clean data to be dropped.
 pub(super) fn check_binding(
     args: &TableArgs,
     medium: &Medium,
     superblock: &Superblock,
     dirty: u64,
-    origin: &DiskLimits,
+    origin: &Arc<dyn Disk>,
 ) -> Result<()> {
-    let label = &superblock.label;
-    let is_ours = label.is_valid() && !label.is_bound_to(&origin.identity, origin.size_bytes);
-    if !is_ours || dirty == 0 || args.rebinds {
+    const REMEDY: &str = "add `rebind true` to the table";
+    let (label, limits) = (&superblock.label, origin.limits());
+    if !label.is_valid() || dirty == 0 || args.rebinds {
         return Ok(());
     }
-    let known = label.origin_sectors().saturating_mul(SECTOR);
-    let (known, found) = human_pair(known, origin.size_bytes);
+    let bytes = label.origin_sectors().saturating_mul(SECTOR);
+    if label.is_bound_to(&limits.identity, limits.size_bytes) {
+        let stamp = label.stamp(superblock.seq_count.get());
+        let standing = Standing::of(origin, stamp, bytes, false);
+        let dirty = human_bytes(dirty.saturating_mul(args.block_bytes.into()));
+        let refusal = standing.refusal(&limits.name, &dirty, REMEDY);
+        return refusal.map_or(Ok(()), |what| Err(medium.error(Kind::Refused, what)));
+    }
+    let (known, found) = human_pair(bytes, limits.size_bytes);
     let what = format_args!(
         "it caches another origin (of {known}), not {} ({}, {found}), and holds {dirty} dirty \
-         blocks; if it is the same data in a new place, add `rebind true` to the table",
-        origin.name, origin.identity
+         blocks; if it is the same data in a new place, {REMEDY}",
+        limits.name, limits.identity
     );
     Err(medium.error(Kind::Refused, what))
 }

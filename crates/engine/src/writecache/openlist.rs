@@ -1,26 +1,26 @@
-//! Blocks written since the last commit, in memory that outlives the process: a completed write
-//! survives the death of its server even without a flush, because the next server finds here which
-//! slot has which block. A machine crash loses it, as it may.
+//! The list of blocks written since the last commit, in memory that outlives the process. A
+//! completed write survives the death of its server even without a flush, because the next server
+//! finds its slot and block here. A machine crash loses the list, as it may.
 //!
 //! Layout, in 64-bit words (native byte order; the memory never leaves the machine):
 //!
 //! ```text
 //! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
-//! 3  the run of the machine    4, 5  commit counter as it is, and as it is about to be
+//! 3  the boot of the machine    4, 5  present commit counter, and the next one
 //! 6  whether the cache device has failed    7  the attach that is taking the memory over
 //! 16 + stripe * 32:  slots that are being overwritten, each plus one; 0: none (since version 2)
-//! 16 + stripes * 32 + (stripe * 2 + list) * n, an equal share of what is there:
+//! 16 + stripes * 32 + (stripe * 2 + list) * n, an equal share of the memory:
 //!      0  number of the batch that the list was begun in    1  entries
 //!      2 ..  entries of 2 words: block; slot, in bit 32 whether it was overwritten, above that
-//!            what its data looks like (since version 3)
+//!            a fingerprint of its data (since version 3)
 //! ```
 //!
 //! Each stripe has two lists: one is filled while the other one's batch is being committed. A list
 //! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
 //! has since gone to another block is followed by a later one for its own block.
 
+use crate::base::fingerprint::fingerprint_of;
 use crate::error::Result;
-use crate::look::look_of;
 use crate::mutants::{self, Mutant};
 use crate::shm::{Header, Heading, SharedWords};
 use crate::sync::SharedWord;
@@ -30,7 +30,7 @@ use crate::sync::atomic::Ordering;
 mod wrong;
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
-/// Version 1 had no slots that were overwritten; version 2 no samples of data.
+/// Version 1 had no overwritten slots; version 2 had no fingerprints of data.
 const VERSION: u64 = 3;
 /// In an entry's second word: the slot was committed before, and has been overwritten.
 const OVERWRITTEN: u64 = 1 << 32;
@@ -38,8 +38,8 @@ const HEADER_WORDS: usize = 16;
 const LIST_HEADER_WORDS: usize = 2;
 /// Slots of a stripe that can be overwritten at the same time.
 const OVERWRITING_MAX: usize = 32;
-/// Entries of a list, where memory is not given for fewer. With eight stripes that is as many words
-/// as 4096 entries were in version 1.
+/// Entries of a list, unless memory is given for fewer. With eight stripes this takes as many words
+/// as 4096 entries took in version 1.
 pub const LIST_MAX: usize = 4096 - OVERWRITING_MAX / 4;
 /// Most stripes that a header may claim.
 pub const STRIPES_MAX: usize = 16;
@@ -52,7 +52,7 @@ const WORD_SEQ: usize = 4;
 const WORD_SEQ_NEXT: usize = 5;
 const WORD_FAILED: usize = 6;
 const WORD_ATTACH_NEXT: usize = 7;
-const LOOK_SHIFT: u32 = 33;
+const FINGERPRINT_SHIFT: u32 = 33;
 
 const HEADER: Header = Header {
     magic: MAGIC,
@@ -65,8 +65,8 @@ const HEADER: Header = Header {
     boot_at: WORD_BOOT,
 };
 
-/// Of this many entries of a list, the newest ones, the next server checks the data: a medium that
-/// lacks any write lacks the newest.
+/// The next server checks the data of the newest entries of a list, this many: a medium that lacks
+/// any write lacks the newest.
 const LOOKED_AT_MAX: usize = 64;
 
 /// An entry: this slot holds this block.
@@ -82,20 +82,20 @@ pub struct OpenLists {
     list_words: usize,
 }
 
-/// What a dead server left.
+/// The writes that a dead server left.
 #[derive(Debug)]
 pub struct LeftBehind {
-    /// The commit counter as that server knew it last, and as it was about to be.
+    /// The commit counter that the server knew last, and the one that it was about to store.
     pub seqs: [u64; 2],
     /// Whether that server saw its cache device fail.
     pub has_failed: bool,
-    /// Entries, in an order that keeps the order of those for one block.
+    /// Entries; the entries of one block are in their order.
     pub held: Vec<Held>,
     /// Slots that were committed, and have been overwritten since.
     pub overwritten: Vec<u32>,
-    /// Those that were just being overwritten.
+    /// Slots whose overwrite was in progress.
     pub overwriting: Vec<u32>,
-    /// Samples of the data of all entries, in their order; 0 for those that are not checked.
+    /// Fingerprints of the data of all entries, in their order; 0 for entries that are not checked.
     pub looks: Vec<(Held, u32)>,
 }
 
@@ -147,7 +147,7 @@ pub fn words_needed(stripes: usize, list_max: usize) -> usize {
     lists_at(VERSION, stripes) + stripes * 2 * (LIST_HEADER_WORDS + list_max * 2)
 }
 
-/// Where the lists begin.
+/// The word where the lists begin.
 fn lists_at(version: u64, stripes: usize) -> usize {
     HEADER_WORDS + if version == 1 { 0 } else { stripes * OVERWRITING_MAX }
 }
@@ -157,14 +157,15 @@ fn list_words(words: usize, lists_at: usize, stripes: usize) -> usize {
     words.saturating_sub(lists_at) / (stripes.max(1) * 2)
 }
 
-/// The cache device has failed: what was written since the last commit is not to be trusted.
+/// The cache device has failed: writes since the last commit must not be trusted.
 pub fn note_failure(shared: &SharedWords) {
     if !mutants::is(Mutant::FailureForgotten) {
         shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
     }
 }
 
-/// Whether the memory is that of an attach. An error: this udm cannot tell.
+/// Whether the memory belongs to an attach. Returns an error if this udm does not know the memory's
+/// version.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     Ok(heading(shared)?.is_some_and(|heading| heading.is_of(attach_id)))
 }
@@ -182,7 +183,7 @@ pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
     HEADER.announce_attach(shared, owner, attach_id);
 }
 
-/// The next server found this commit counter, one of those two.
+/// The next server found this commit counter, one of the two.
 pub fn found_seq(shared: &SharedWords, seq: u64) {
     shared.words()[WORD_SEQ].store(seq, Ordering::Release);
 }
@@ -197,13 +198,14 @@ pub fn announce_seq(shared: &SharedWords, seq: u64) {
 
 impl OpenLists {
     /// Empty lists in `shared`, which is new or whose entries are committed, bound to this attach.
-    /// At every moment the memory says of which attach it is, and has nothing that is not its own:
-    /// the server may die anywhere in here.
+    /// At every moment the memory names its attach, and has only its own entries: the server may
+    /// die at any point in here.
     pub fn begin(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
         let words = shared.words();
         assert!(stripes <= STRIPES_MAX && words.len() >= words_needed(stripes, 1));
         let (version, old) = HEADER.shape(&shared);
-        // The old shape's counts first, then those of the new one, whose places may be others.
+        // The counts of the old shape first, then the counts of the new one, whose addresses may
+        // differ.
         for (version, stripes) in [(version.min(VERSION), old.min(STRIPES_MAX)), (VERSION, stripes)]
         {
             let lists_at = lists_at(version, stripes);
@@ -223,13 +225,13 @@ impl OpenLists {
         OpenLists { shared, lists_at, list_words }
     }
 
-    /// The server ends in order, and the medium says so.
+    /// The server ends in order, and the medium records that.
     pub fn end(&self) {
         self.shared.remove();
     }
 
-    /// What a dead server left in `shared`; `None` when no server has been here; an error when
-    /// that was one of another version.
+    /// The writes that a dead server left in `shared`; `None` if no server has used it; an error if
+    /// a server of another version has.
     pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
         let Some(Heading { version, stripes, .. }) = heading(shared)? else {
             return Ok(None);
@@ -244,7 +246,7 @@ impl OpenLists {
         {
             for (nth, entry) in entries(list, count).enumerate() {
                 left.add(&entry);
-                // An entry that is not checked still cancels the sample of an older one.
+                // An entry that is not checked still cancels the fingerprint of an older one.
                 let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
                 let look = if is_looked_at { entry.look } else { 0 };
                 left.looks.push(((entry.block, entry.slot), look));
@@ -267,8 +269,8 @@ impl OpenLists {
         &self.shared.words()[HEADER_WORDS + stripe * OVERWRITING_MAX..][..OVERWRITING_MAX]
     }
 
-    /// Notes that `slots` are about to be overwritten. `false`: there is no room for that. Called,
-    /// as all that changes a stripe's words, under its lock.
+    /// Records that `slots` are about to be overwritten. Returns `false` if they do not fit. Called
+    /// under the stripe's lock, as are all changes of a stripe's words.
     pub fn begin_overwrite(&self, stripe: usize, slots: &[u32]) -> bool {
         let words = self.overwriting(stripe);
         let free = || words.iter().filter(|word| word.load(Ordering::Relaxed) == 0);
@@ -297,7 +299,7 @@ impl OpenLists {
     }
 
     /// Appends entries: `slots` hold the blocks from `first` on, with this `data`. The list must
-    /// have room. `batch`: the batch that is open now. A later reader of the list finds all of
+    /// have space. `batch`: the batch that is open now. A later reader of the list finds all of
     /// these entries or none.
     pub fn push(
         &self,
@@ -313,8 +315,8 @@ impl OpenLists {
         self.append(stripe, list, first, slots, batch, look);
     }
 
-    /// The same of slots that were committed, and have been overwritten; with unknown data where
-    /// `data` is empty.
+    /// The same for a slot that was committed, and has been overwritten. Empty `data`: the data is
+    /// unknown.
     pub fn push_overwritten(
         &self,
         stripe: usize,
@@ -347,7 +349,7 @@ impl OpenLists {
         words[1].store((count + slots.len()) as u64, Ordering::Release);
     }
 
-    /// The entries of a list, as many as it has now: those of overwritten slots, too.
+    /// The present entries of a list, including the entries of overwritten slots.
     pub fn all(&self, stripe: usize, list: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Acquire) as usize;
@@ -384,14 +386,14 @@ struct Listed {
     look: u32,
 }
 
-/// The sample of a block of data, as it stands in an entry; 0 for no data.
+/// The fingerprint of a block of data in the form of an entry; 0 for no data.
 fn look_word(data: &[u8]) -> u64 {
-    if data.is_empty() { 0 } else { u64::from(look_of(data)) << LOOK_SHIFT }
+    if data.is_empty() { 0 } else { u64::from(fingerprint_of(data)) << FINGERPRINT_SHIFT }
 }
 
-/// The bits of it that fit into an entry.
+/// The bits of a fingerprint that fit into an entry.
 pub fn look_in_entry(look: u32) -> u32 {
-    look & u32::MAX >> (LOOK_SHIFT - 32)
+    look & u32::MAX >> (FINGERPRINT_SHIFT - 32)
 }
 
 /// The first `count` entries of a list.
@@ -404,7 +406,7 @@ fn entries(list: &[SharedWord], count: usize) -> impl ExactSizeIterator<Item = L
             block,
             slot: slot as u32,
             is_overwritten: slot & OVERWRITTEN != 0,
-            look: (slot >> LOOK_SHIFT) as u32,
+            look: (slot >> FINGERPRINT_SHIFT) as u32,
         }
     })
 }
@@ -446,7 +448,7 @@ mod tests {
         let mut found = OpenLists::left_behind(&shared).unwrap().unwrap();
         found.overwritten.sort_unstable();
         assert_eq!((found.held, found.overwritten), (vec![], vec![0, 7, 8]));
-        let look = look_in_entry(look_of(&[9; 512]));
+        let look = look_in_entry(fingerprint_of(&[9; 512]));
         assert_eq!((found.looks, found.overwriting.len()), (vec![((4, 7), look)], 2));
     }
 

@@ -1,24 +1,25 @@
-//! Mode `s`: a committed block is overwritten in its place, as the kernel does. That is one write,
-//! and a flush when a client asks for one: no entry, no counter, no mark. Where the medium may tear
-//! a block, that is only done if the table says so (`atomic_blocks false`).
+//! Mode `s`: committed blocks are overwritten in place, as in the kernel. That takes one write, and
+//! a flush when a client asks for one, but no entry, counter or mark. If the medium may tear a
+//! block, blocks are overwritten only if the table allows it (`atomic_blocks false`).
 //!
-//! A crash leaves what it leaves of a write to any disk: of a unit that the disk writes whole, the
-//! old content or the new, and the new once it is flushed. The rest of the cache relies on this:
+//! After a crash, each unit that the disk writes atomically has the old or the new content, and the
+//! new content once it is flushed, as with any write to a disk. The rest of the cache relies on
+//! these rules:
 //!
 //! 1. While the write is in flight, its slots are `Overwriting`. They are neither written back nor
 //!    overwritten by another write, which takes free slots instead. A version that supersedes them
 //!    leaves them `Outdated` until the write is complete: no slot in flight ever gets another
 //!    block.
 //! 2. Then they are in the list of their stripe, as blocks that are not committed, until a round
-//!    has flushed. Write-back does not take them: the origin never has data that a power cut could
-//!    take back. A round that closes nothing else is a flush of the medium.
+//!    has flushed. Write-back does not take them, so a power failure cannot undo data that the
+//!    origin has. A round that closes only overwritten blocks is a flush of the medium.
 //! 3. If the write fails, it is unknown which version the medium will return from now on, or after
-//!    the next crash. The cache has failed, as after a commit that failed, and these blocks are not
-//!    read any more. The next server finds in shared memory what was in flight, and what was not
-//!    flushed. It writes again what it reads there, so that it stays, whether or not a client heard
-//!    of the failure.
-//! 4. Nothing is overwritten in a range that a discard is zeroing: the discard drops what was there
-//!    when it began.
+//!    the next crash. The cache has failed, as after a failed commit, and these blocks are not read
+//!    any more. The next server finds in shared memory which writes were in flight, or not flushed.
+//!    It writes the data that it reads there again, so that the data stays, whether or not a client
+//!    got the error.
+//! 4. No block is overwritten in a range that a discard is zeroing: the discard drops the blocks
+//!    that were there when it began.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -32,13 +33,13 @@ use super::layout::Geometry;
 use super::media::Medium;
 use super::pool::Slots;
 
-/// About this many blocks between two rounds are overwritten; when more come, they take free slots.
-/// For a flush after a few writes the round costs most. Many share it, and free slots lie side by
-/// side.
+/// About this many blocks between two rounds are overwritten; further ones take free slots. For a
+/// flush after a few writes, the round costs most. When many writes share a round, its cost is
+/// divided, and free slots are neighbours.
 const BLOCKS_MAX: u64 = 16;
 
-/// Whether committed blocks are overwritten in their place: if the medium writes a block whole, or
-/// if the table accepts that a power cut tears it.
+/// Whether committed blocks are overwritten in place: if the medium writes a block atomically, or
+/// if the table accepts torn blocks after a power failure.
 pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) -> bool {
     let Medium::Disk(disk) = medium else { return false };
     let block_bytes = geometry.block_bytes;
@@ -49,12 +50,17 @@ pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) 
 
 impl Writecache {
     /// Claims the slots of `count` blocks from `first` on to be overwritten, if all of them are
-    /// there, lie side by side, and are not in use otherwise. Promises room for them in the list.
+    /// cached, are neighbours, and are not in use otherwise. Promises space for them in the list.
     pub(super) fn claim(&self, first: u64, count: usize) -> Option<Slots> {
         if self.lists.blocks() >= BLOCKS_MAX {
             return None;
         }
         let mut locked = self.index.lock_of(first);
+        // Under the lock: a drain that awaits a block has announced this before it examined the
+        // block.
+        if self.orders.is_draining() {
+            return None;
+        }
         let lead = locked.newest(first)?.slot;
         let is_claimable = |(block, slot): (u64, u32)| {
             locked.newest(block).is_some_and(|found| {

@@ -1,4 +1,4 @@
-//! The meaning of a table line, with defaults for what it does not say.
+//! The meaning of a table line, with the defaults of missing arguments.
 
 use crate::units::{Nanos, SECOND};
 
@@ -13,7 +13,7 @@ const AUTOCOMMIT_BLOCKS: [u64; 2] = [64, 65_536];
 const AUTOCOMMIT_TIME: u32 = 1000;
 /// `pause_writeback` of mode `s` where it is not given, in milliseconds.
 const PAUSE_WRITEBACK: u32 = 3000;
-/// `max_age` is divided into this many parts, by which ages of blocks are told apart.
+/// `max_age` is divided into this many parts, which are the resolution of blocks' ages.
 pub(super) const AGE_EPOCHS: u64 = 16;
 
 /// How a cache works. Never changes while the cache is open.
@@ -22,9 +22,9 @@ pub(super) struct Plan {
     pub(super) args: TableArgs,
     /// Whether committed blocks are overwritten in their place.
     pub(super) overwrites: bool,
-    /// Write-back begins when no more slots than this are free.
+    /// Write-back begins when at most this many slots are free.
     pub(super) high_watermark: u64,
-    /// And ends when more than this are.
+    /// Write-back ends when more slots than this are free.
     pub(super) low_watermark: u64,
 }
 
@@ -33,7 +33,7 @@ fn millis(value: u32) -> Nanos {
 }
 
 impl Plan {
-    /// What `args` say of a cache of this shape.
+    /// The meaning of `args` for a cache of this shape.
     pub(super) fn new(args: TableArgs, medium: &Medium, geometry: &Geometry) -> Plan {
         let (high, low) = args.watermarks();
         let free = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
@@ -62,7 +62,7 @@ impl Plan {
         millis(self.args.options.autocommit_time.unwrap_or(AUTOCOMMIT_TIME))
     }
 
-    /// How long write-back rests after a write that passed by.
+    /// How long write-back rests after a write that bypassed the cache.
     pub(super) fn pause_writeback(&self) -> Nanos {
         match self.args.mode {
             Mode::Pmem => 0,
@@ -70,7 +70,7 @@ impl Plan {
         }
     }
 
-    /// Whether blocks that are old enough are written back, however many.
+    /// Whether write-back takes all blocks that are old enough, however many.
     pub(super) fn has_max_age(&self) -> bool {
         self.args.options.max_age.is_some()
     }

@@ -1,14 +1,14 @@
-//! Free slots: a bit for each, and for each thread a few that are its own for the moment.
+//! Free slots: a bit for each, and for each thread a small reserve.
 //!
-//! A thread takes whole words of the bitmap, so its slots are mostly neighbours: consecutive writes
-//! of a thread lie side by side. When no word has a free bit, threads take from each other, so a
-//! cache of a single slot works too.
+//! A thread takes whole words of the bitmap, so its slots are usually neighbours, and consecutive
+//! writes of a thread are next to each other. When no word has a free bit, threads take from each
+//! other, so a cache of a single slot also works.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
-/// Threads with slots of their own; more share.
+/// The number of threads with a reserve of their own; more threads share these reserves.
 const RESERVES: usize = 16;
 
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ pub struct Pool {
     reserves: [Reserve; RESERVES],
     /// Where the next search begins.
     cursor: AtomicU32,
-    /// Bits set.
+    /// The number of set bits.
     count: AtomicU32,
 }
 
@@ -100,11 +100,11 @@ impl Pool {
         if count as usize <= self.bits.len() * 64 { count } else { 0 }
     }
 
-    /// Whether any slot is free, including those that threads have reserved for themselves: a
-    /// thread that looks for a slot finds it there.
+    /// Whether any slot is free, including slots in the reserves of threads: a thread that looks
+    /// for a slot finds them there.
     pub fn has_any(&self) -> bool {
-        // Reserves first: a thread that is taking a word holds its own reserve's lock until that is
-        // counted.
+        // The reserves are checked first: a thread that takes a word holds the lock of its own
+        // reserve until the word is counted.
         let counts_reserves = !mutants::is(Mutant::ReservesIgnored);
         counts_reserves && self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
             || self.count() > 0
@@ -126,7 +126,7 @@ impl Pool {
     }
 
     /// Takes slots for `thread` until `into` has `max` of them or none is free. Returns whether the
-    /// bitmap was used: a good moment to check how much is left.
+    /// bitmap was used: a good moment to check the number of free slots.
     pub fn take(&self, thread: usize, max: usize, into: &mut Slots) -> bool {
         let mut own = lock(&self.reserves[thread % RESERVES].0);
         own.pop(into, max);
@@ -149,7 +149,7 @@ impl Pool {
         true
     }
 
-    /// The slots that are free, and whether they are counted right. Nobody is at work.
+    /// The free slots, and whether they are counted right. No thread is at work.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn audit(&self) -> (Vec<u32>, bool) {
         let in_words = (0..).zip(&self.bits).map(|(word, bits)| {
@@ -216,7 +216,7 @@ mod tests {
         let (second, _) = take(&pool, 1, 3);
         assert_eq!(second, [64, 65, 66]);
         all.extend(second);
-        // Thread 2 gets all that the others have taken for themselves.
+        // Thread 2 gets all slots that the other threads have reserved.
         for _ in 0..4 {
             all.extend(take(&pool, 2, SLOTS_MAX).0);
         }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(all, (0..200).collect::<Vec<u32>>());
         assert!(pool.count() == 0 && !pool.has_any());
         assert!(take(&pool, 0, 1).0.is_empty());
-        // What a thread has kept for itself is there for the others.
+        // Other threads may take the slots that a thread has reserved.
         pool.put_all(&[8, 9]);
         assert_eq!(take(&pool, 3, 1).0, [8]);
         assert!(pool.count() == 0 && pool.has_any());

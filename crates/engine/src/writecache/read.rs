@@ -1,9 +1,10 @@
-//! Reads: cached blocks come from their slots, the rest from the origin; nothing is admitted.
+//! Reads: cached blocks are read from their slots, the rest from the origin. Reads do not admit
+//! blocks.
 //!
-//! No lock or reference is held while a slot is read: a slot's content stays as it is until it is
-//! retired, and the reader checks afterwards whether that happened meanwhile. If so, its block is
-//! looked up again. What mode `s` overwrites in place stays the same block's: a read that meets
-//! such a write finds old or new data, as on any disk.
+//! No lock or reference is held while a slot is read: a slot's content does not change until the
+//! slot is retired, and the reader checks afterwards whether that happened meanwhile. If so, the
+//! block is looked up again. A slot that mode `s` overwrites in place keeps its block: a concurrent
+//! read finds old or new data, as on any disk.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -44,7 +45,7 @@ struct Piece {
 }
 
 impl Writecache {
-    /// Serves immediately what memory has; asks disks for the rest.
+    /// Serves blocks in memory immediately; reads the rest from disks.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
         let count = self.block_at(bio.len) as u32;
         if count == 1
@@ -80,7 +81,8 @@ impl Writecache {
         }
     }
 
-    /// A single block that memory has. `false`: memory does not have it, or it cannot be read.
+    /// Reads a single block from memory. Returns `false` if the block is not in memory, or cannot
+    /// be read.
     fn read_one(&self, pmem: &dyn Pmem, bio: &mut Bio) -> bool {
         if self.has_failed() {
             return false;
@@ -100,7 +102,8 @@ impl Writecache {
         is_loaded && (self.index.is_still(found) || mutants::is(Mutant::SlotNotRechecked))
     }
 
-    /// Finds where `count` blocks from block `first` of a bio on are. `at`: the bio's own first.
+    /// Finds the places of `count` blocks, from block `first` of a bio on. `at`: the bio's own
+    /// first.
     fn find(
         &self,
         at: u64,
@@ -124,7 +127,7 @@ impl Writecache {
                 }
                 let is_doubtful = newest.is_some_and(|found| found.word.state().is_unflushed());
                 if is_doubtful && self.has_failed() {
-                    // A flush that failed may have lost it.
+                    // A failed flush may have lost this block.
                     return Err(Status::Io);
                 }
                 let slot = newest.filter(|found| found.word.state().is_readable());

@@ -2,38 +2,39 @@
 //! which cannot be trusted.
 //!
 //! Of several live entries for a block the one with the highest sequence number counts, the others
-//! are superseded. Two with the same number (a kernel's defect leaves such) cannot be told apart:
-//! if their data is the same, the later one counts, as in the kernel; if it is not, neither is
-//! trusted, and the block is damaged until it is written again.
+//! are superseded. A defect of the kernel leaves entries with the same number, whose order is
+//! unknown. If their data is the same, the later entry counts, as in the kernel. If their data
+//! differs, udm trusts neither, and the block is damaged until it is written again.
 //!
-//! The entries are read once, in order. An entry that names a block for the second time waits for
-//! the end, when the entries that came first are read again, all together: a disk should not be
-//! asked for them one by one. Several finders share the work by block: each looks at all entries,
-//! which is little work, and handles its own, which is more.
+//! The entries are read once, in order. An entry that names a block for the second time is
+//! postponed to the end, when the earlier entries are read again, all together: single reads would
+//! be slow on a disk. Several finders share the work by block: each scans all entries, which is
+//! little work, and handles its own entries, which is more.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use zerocopy::FromBytes;
 
-use crate::attaching::AttachProgress;
-use crate::crew;
-use crate::error::Result;
+use crate::base::attaching::AttachProgress;
+use crate::base::parallel;
+use crate::error::{Kind, Result};
 use crate::mutants::{self, Mutant};
+use crate::recovery::IN_HOLE;
 use crate::units::MIB;
 
 use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
 use super::media::Medium;
 
 /// Distances of prefetch, in entries: memory for an entry's block is prefetched in two steps, and
-/// the second follows what the first one has loaded.
+/// the second step uses the data that the first one has loaded.
 const AHEAD: [usize; 2] = [24, 12];
 /// Several finders read this much at a time: enough to pay for starting their threads.
 const SHARED_CHUNK_BYTES: u64 = 2 * MIB;
 /// This many places of damage are named; all are counted.
 pub const PLACES_MAX: usize = 16;
 
-/// What is wrong with an entry.
+/// The damage of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// Its sector is not the first of a block.
@@ -41,15 +42,17 @@ pub enum Damage {
     /// Its sector is beyond the origin's end.
     BeyondOrigin,
     /// Another entry has the same sector and number, but other data.
-    Twin,
+    Duplicate,
+    /// Its block was in a hole of the file.
+    Hole,
 }
 
 /// A damaged entry, with its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which entry.
+    /// The index of the entry.
     pub index: u64,
-    /// What is wrong.
+    /// The kind of damage.
     pub damage: Damage,
     /// The sector it names.
     pub sector: u64,
@@ -61,18 +64,21 @@ impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let what = match self.damage {
             Damage::Misaligned => "is not at the start of a block",
-            Damage::BeyondOrigin => "is behind the end of the origin",
-            Damage::Twin => "is named by another entry of that number, with other data",
+            Damage::BeyondOrigin => "is beyond the end of the origin",
+            Damage::Hole => {
+                "belongs to a block in a hole of the file, which was cut short and extended again"
+            }
+            Damage::Duplicate => "is also in another entry of that number, with other data",
         };
         let Place { index, sector, seq, .. } = self;
         write!(f, "entry {index}: sector {sector} {what} (sequence {seq})")
     }
 }
 
-/// How many entries there are of each kind.
+/// The number of entries of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Blocks of the origin that are cached, damaged ones not counted.
+    /// Blocks of the origin that are cached, without damaged ones.
     pub live: u64,
     /// Free, and marked so.
     pub free: u64,
@@ -82,7 +88,7 @@ pub struct Census {
     pub superseded: u64,
     /// Not to be trusted.
     pub damaged: u64,
-    /// The first of those.
+    /// The first damaged entries.
     pub places: Vec<Place>,
 }
 
@@ -117,19 +123,19 @@ pub trait Finder {
     fn soon(&self, _block: u64, _index: u64) {}
     /// The second prefetch step.
     fn sooner(&self, _block: u64) {}
-    /// The entry that was reported live for `block`, or the last of its twins.
+    /// The entry that was reported live for `block`, or the last of its duplicates.
     fn known(&self, block: u64) -> Option<u64>;
-    /// Entry `index` is live for `block`; all that were known for it are superseded.
+    /// Entry `index` is live for `block`; all earlier entries for it are superseded.
     fn live(&mut self, block: u64, index: u64);
     /// Entry `index` is superseded by the one that is known for `block`.
     fn superseded(&mut self, block: u64, index: u64);
     /// Entry `index` was never committed.
     fn uncommitted(&mut self, index: u64);
-    /// Entry `index` must stay as it is, and is not used.
+    /// Entry `index` must not be changed, and is not used.
     fn damaged(&mut self, index: u64, entry: &Entry);
-    /// Both the entry known for `block` and entry `index` must stay as they are, and reads of the
-    /// block must fail.
-    fn twin(&mut self, block: u64, index: u64, entry: &Entry);
+    /// Neither the entry known for `block` nor entry `index` may be changed, and reads of the block
+    /// must fail.
+    fn duplicate(&mut self, block: u64, index: u64, entry: &Entry);
 }
 
 /// Walks over every entry in order. Each of `finders` has a part of the blocks, and a thread of its
@@ -162,13 +168,19 @@ pub fn walk<F: Finder + Send>(
     while first < geometry.blocks {
         let count = (geometry.blocks - first).min(chunk_entries);
         chunk.resize((count * ENTRY_BYTES) as usize, 0);
-        medium.load(geometry.entry_at(first), &mut chunk)?;
+        let at = geometry.entry_at(first);
+        // The format writes all entries, so a hole does not mean free entries.
+        if medium.was_hole(at, chunk.len() as u64) {
+            let what = format_args!("a part of the entries at byte {at} {IN_HOLE}");
+            return Err(medium.error(Kind::Io, what));
+        }
+        medium.load(at, &mut chunk)?;
         let entries = <[Entry]>::ref_from_bytes(&chunk).expect("a chunk has whole entries");
-        crew::each(&mut walks, |walk| walk.entries(entries, first));
+        parallel::each(&mut walks, |walk| walk.entries(entries, first));
         first += count;
         progress.has_come_to(first);
     }
-    crew::each(&mut walks, Walk::resolve).into_iter().collect::<Result<()>>()?;
+    parallel::each(&mut walks, Walk::resolve).into_iter().collect::<Result<()>>()?;
     let mut census = Census::default();
     walks.into_iter().for_each(|walk| census.add(walk.census));
     Ok(census)
@@ -220,6 +232,10 @@ impl<F: Finder> Walk<'_, F> {
             EntryState::Live { block } if self.finder.known(block).is_some() => {
                 self.repeated.push((block, index, *entry));
             }
+            EntryState::Live { block } if self.is_in_hole(index) => {
+                self.census.damage(index, entry, Damage::Hole);
+                self.finder.duplicate(block, index, entry);
+            }
             EntryState::Live { block } => {
                 self.census.live += 1;
                 self.finder.live(block, index);
@@ -233,6 +249,11 @@ impl<F: Finder> Walk<'_, F> {
             EntryState::Misaligned => self.set_aside(index, entry, Damage::Misaligned),
             EntryState::BeyondOrigin => self.set_aside(index, entry, Damage::BeyondOrigin),
         }
+    }
+
+    fn is_in_hole(&self, index: u64) -> bool {
+        let len = u64::from(self.geometry.block_bytes);
+        self.medium.was_hole(self.geometry.block_at(index), len)
     }
 
     fn set_aside(&mut self, index: u64, entry: &Entry, damage: Damage) {
@@ -273,8 +294,12 @@ impl<F: Finder> Walk<'_, F> {
                 self.finder.superseded(block, index);
             }
             Ordering::Equal if !self.has_same_data(known, index)? => {
-                self.census.damage(index, entry, Damage::Twin);
-                self.finder.twin(block, index, entry);
+                self.census.damage(index, entry, Damage::Duplicate);
+                self.finder.duplicate(block, index, entry);
+            }
+            _ if self.is_in_hole(index) => {
+                self.census.damage(index, entry, Damage::Hole);
+                self.finder.duplicate(block, index, entry);
             }
             _ => {
                 self.census.superseded += 1;
@@ -291,7 +316,7 @@ impl<F: Finder> Walk<'_, F> {
         };
         let end = |index| self.geometry.block_at(index) + u64::from(self.geometry.block_bytes);
         if end(one.max(other)) > self.medium.left_bytes() {
-            // A part that was cut off cannot be compared.
+            // Data that was cut off cannot be compared.
             return Ok(false);
         }
         Ok(load(one)? == load(other)?)
@@ -303,8 +328,8 @@ impl<F: Finder> Walk<'_, F> {
 pub struct Lookup {
     /// The entry of each block.
     pub blocks: HashMap<u64, u64>,
-    /// Blocks that have twins.
-    pub twins: Vec<u64>,
+    /// Blocks that have duplicates.
+    pub duplicates: Vec<u64>,
 }
 
 impl Finder for Lookup {
@@ -314,15 +339,15 @@ impl Finder for Lookup {
 
     fn live(&mut self, block: u64, index: u64) {
         self.blocks.insert(block, index);
-        self.twins.retain(|twin| *twin != block);
+        self.duplicates.retain(|duplicate| *duplicate != block);
     }
 
     fn superseded(&mut self, _block: u64, _index: u64) {}
     fn uncommitted(&mut self, _index: u64) {}
     fn damaged(&mut self, _index: u64, _entry: &Entry) {}
 
-    fn twin(&mut self, block: u64, index: u64, _entry: &Entry) {
+    fn duplicate(&mut self, block: u64, index: u64, _entry: &Entry) {
         self.blocks.insert(block, index);
-        self.twins.push(block);
+        self.duplicates.push(block);
     }
 }

@@ -1,14 +1,15 @@
-//! Taking a clean cache off its device, so that nothing takes the device for a cache again.
+//! Wiping: taking a clean cache off its device, so that the device is not recognised as a cache
+//! again.
 //!
-//! It is checked once more by reading what an attach would read. The order of the stores is that of
-//! a format: first the mark, which takes the place of the label; then the magic goes, then the
-//! entries, the mark last. So whatever a crash leaves is the cache, clean as it was, or a format
-//! that was cut off, which the next `create` does again.
+//! The cache is checked once more by reading the same data as an attach. The order of the stores is
+//! the order of a format: first the mark, which replaces the label; then the magic is cleared, then
+//! the entries, the mark last. So a crash leaves either the clean cache or a format that was cut
+//! off, which the next `create` does again.
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::disk::DiskLimits;
 use crate::error::{Kind, Result};
-use crate::shm::Keeper;
+use crate::shm::SharedStore;
 use crate::units::SECTOR;
 
 use super::format::{EMPTY_BYTES, MAGIC_AND_VERSION_BYTES};
@@ -21,11 +22,11 @@ use super::media::Medium;
 pub fn wipe(
     medium: &Medium,
     start: u64,
-    keeper: &Keeper,
+    shared_store: &SharedStore,
     limits: &DiskLimits,
     progress: &AttachProgress,
 ) -> Result<()> {
-    let geometry = check(medium, start, keeper, limits)?;
+    let geometry = check(medium, start, shared_store, limits)?;
     medium.store(start + LABEL_AT, &FORMAT_MARK)?;
     medium.settle()?;
     medium.store(start, &[0; MAGIC_AND_VERSION_BYTES])?;
@@ -36,7 +37,7 @@ pub fn wipe(
     progress.begin("bytes", end - at);
     let zeroes = vec![0; medium.chunk_bytes().min(end - at) as usize];
     while at < end {
-        // A chunk ends at the end of a disk's block, so that none is written twice.
+        // A chunk ends at the end of a disk's block, so that no block is written twice.
         let until =
             end.min((at + zeroes.len() as u64) / EMPTY_BYTES * EMPTY_BYTES).max(at + SECTOR);
         let until = until.min(end);
@@ -53,22 +54,28 @@ pub fn wipe(
     medium.settle()
 }
 
-/// Where everything is; an error unless it is this origin's cache, and that has all of it.
-fn check(medium: &Medium, start: u64, keeper: &Keeper, limits: &DiskLimits) -> Result<Geometry> {
+/// The addresses of all areas; an error unless it is this origin's cache, and the origin has all of
+/// its data.
+fn check(
+    medium: &Medium,
+    start: u64,
+    shared_store: &SharedStore,
+    limits: &DiskLimits,
+) -> Result<Geometry> {
     let refuse = |what: &str| Err(medium.error(Kind::Refused, format_args!("not wiped: {what}")));
     let report = inspect(medium, start, Some(limits.size_bytes))?;
     let (superblock, geometry) = load_geometry(medium, start, None)?;
     let census = &report.census;
-    if report.served(medium, keeper).is_some() {
-        return refuse("its server did not end in order, and may have left writes");
+    if report.served(medium, shared_store).is_some() {
+        return refuse("its server was killed, and may have left writes in shared memory");
     }
     if census.live + census.damaged > 0 {
         let blocks = census.live + census.damaged;
-        return refuse(&format!("{blocks} blocks of it are dirty or damaged"));
+        return refuse(&format!("it has {blocks} dirty or damaged blocks"));
     }
     let label = &superblock.label;
     if !label.is_valid() {
-        return refuse("it has no label that says whose it is");
+        return refuse("its label does not name its origin");
     }
     if !label.is_bound_to(&limits.identity, limits.size_bytes) {
         return refuse("it caches another origin");

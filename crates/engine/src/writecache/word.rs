@@ -13,38 +13,38 @@ pub const EPOCHS: u64 = 1 << (64 - EPOCH_SHIFT);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// In the pool, or on its way: in no chain.
+    /// In the pool, or taken from it and not yet used: in no chain.
     Free,
-    /// Not committed, in list 0 of its stripe: the open batch's, or the one being committed.
+    /// Not committed, in list 0 of its stripe: in the open batch, or in the batch being committed.
     OpenA,
     /// Not committed, in list 1.
     OpenB,
     /// Committed, and not on the origin.
     Live,
-    /// Committed, and a write that overwrites it is on its way.
+    /// Committed, and a write that overwrites it is in flight.
     Overwriting,
-    /// Committed, and overwritten; that is not flushed, and is in list 0 of its stripe.
+    /// Committed, then overwritten; the overwrite is not flushed, and is in list 0 of its stripe.
     OverwrittenA,
     /// The same, in list 1.
     OverwrittenB,
     /// Committed, and being written back.
     Cleaning,
-    /// Written back, but a newer version is on its way: that one's commit lets this one go.
+    /// Written back, but a newer version is being written: that version's commit frees this slot.
     Cleaned,
     /// A newer version was committed while this one was being written back.
     Outdated,
-    /// Written back, the newest committed version; its entry on media still says that it is live.
+    /// Written back, the newest committed version; its entry on the medium is still live.
     Dropped,
     /// Not needed any more; its entry may be marked free. In a chain only if it was `Dropped`.
     Marking,
-    /// In a chain, but contradicted by another: nobody knows what the block holds.
+    /// In a chain, but another entry contradicts it: the content of the block is unknown.
     Damaged,
-    /// Its entry cannot be believed, and stays as it is. In no chain.
+    /// Its entry cannot be trusted, and is not changed. In no chain.
     Aside,
 }
 
 impl State {
-    /// By their bits in a word; those that nothing has count as free.
+    /// States by their bits in a word; unused values count as free.
     const BY_BITS: [State; 1 << STATE_BITS] = {
         let mut all = [State::Free; 1 << STATE_BITS];
         let known = [
@@ -92,7 +92,8 @@ impl State {
         if list == 0 { State::OpenA } else { State::OpenB }
     }
 
-    /// Whether it was overwritten, or is being so, and no flush has made that durable.
+    /// Whether the slot was overwritten, or is being overwritten, and no flush has made the new
+    /// data durable.
     pub fn is_overwritten(self) -> bool {
         matches!(self, State::Overwriting | State::OverwrittenA | State::OverwrittenB)
     }
@@ -103,7 +104,7 @@ impl State {
     }
 }
 
-/// What is known of a slot.
+/// The state word of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word(pub(super) u64);
 
@@ -127,7 +128,7 @@ impl Word {
         self.0 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// Where in its life the slot is.
+    /// The state of the slot.
     pub fn state(self) -> State {
         State::BY_BITS[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
     }
@@ -142,13 +143,13 @@ impl Word {
         Word(others | (state as u64) << STATE_SHIFT)
     }
 
-    /// Whether the slot holds this block and is there in its life.
+    /// Whether the slot holds this block, in this state.
     pub(super) fn is_of(self, block: u64, state: State) -> bool {
         let told = ((1 << BLOCK_BITS) - 1) | ((1 << STATE_BITS) - 1) << STATE_SHIFT;
         self.0 & told == block | (state as u64) << STATE_SHIFT
     }
 
-    /// Whether both are of the same content, wherever in its life.
+    /// Whether both words mean the same content, in whatever state.
     pub(super) fn is_same_content(self, other: Word) -> bool {
         (self.0 ^ other.0) & ((1 << STATE_SHIFT) - 1) == 0
     }

@@ -1,10 +1,10 @@
-//! Writes: a free slot, the data, then the index.
+//! Writes: take a free slot, store the data, then change the index.
 //!
 //! A bio is served in stages. A stage is a run of blocks that all go to free slots, or that all
-//! pass by to the origin (because nothing new is admitted). In mode `p` a cached stage ends within
+//! bypass the cache (because no new blocks are admitted). In mode `p` a cached stage ends within
 //! the call; otherwise the stage's I/O is emitted and the bio continues when all of it is complete.
-//! Only then do its blocks get new slots: until its data is there, a write is invisible, and a
-//! stage that fails leaves every older version where it was.
+//! Only then do its blocks get new slots: a write is invisible until its data is stored, and a
+//! failed stage does not change any older version.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -22,7 +22,7 @@ use super::media::Medium;
 use super::pool::{SLOTS_MAX, Slots};
 use super::{OWN_SHIFT, TOKEN_WRITE, Writecache};
 
-/// Most blocks of a stage, and so of one holding of a stripe's lock.
+/// Most blocks of a stage. A stripe's lock is held for at most this many blocks at a time.
 const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
 
 /// The stage of a bio that waits for disks.
@@ -39,7 +39,7 @@ pub(super) struct Stage {
 /// Where the data of a stage goes.
 #[derive(Debug)]
 enum Destination {
-    /// Past the cache.
+    /// To the origin, bypassing the cache.
     Origin,
     /// To slots that were free.
     Free(Slots),
@@ -47,7 +47,7 @@ enum Destination {
     Same(Slots),
 }
 
-/// Runs of slots that lie side by side: the index of the first, and how many.
+/// Runs of neighbouring slots: the index of the first, and their number.
 fn runs(slots: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -129,8 +129,8 @@ impl Writecache {
         self.written(bio, port);
     }
 
-    /// Whether the blocks from `first` on go to the cache, and for how many of `count` blocks the
-    /// answer is the same.
+    /// Whether the blocks from `first` on are written to the cache, and for how many of `count`
+    /// blocks the answer is the same.
     fn destination(&self, bio: &Bio, first: u64, count: usize) -> (bool, usize) {
         let is_admitted = !self.plan.args.options.metadata_only || bio.is_metadata;
         if is_admitted && !self.orders.is_cleaner() {
@@ -167,15 +167,15 @@ impl Writecache {
             pmem.store(self.device.slot_at(slots[nth]), data);
         }
         let first = self.block_at(bio.offset + bio.progress);
-        self.index.touch_older(first, slots.len());
+        self.index.prefetch_older(first, slots.len());
         pmem.drain()
     }
 
     /// Sends the stage's data to its slots.
     fn send(&self, mut bio: Bio, destination: Destination, port: &mut Port) {
-        let Medium::Disk(disk) = &self.device.medium else { unreachable!("mode s is over a disk") };
+        let Medium::Disk(disk) = &self.device.medium else { unreachable!("mode s uses a disk") };
         let (Destination::Free(slots) | Destination::Same(slots)) = &destination else {
-            unreachable!("what passes by has no slots")
+            unreachable!("a bypassing write uses no slots")
         };
         let block_bytes = self.device.geometry.block_bytes as usize;
         let len = slots.len() * block_bytes;
@@ -250,6 +250,9 @@ impl Writecache {
     fn end_stage(&self, stage: Stage, port: &mut Port) {
         let Stage { mut bio, len, status, destination, .. } = stage;
         let first = self.block_at(bio.offset + bio.progress);
+        if !matches!(destination, Destination::Origin) {
+            self.device.note_write(status);
+        }
         match (&destination, status) {
             (Destination::Origin, Ok(())) => {
                 if !mutants::is(Mutant::BypassUncounted) {
@@ -281,7 +284,7 @@ impl Writecache {
         if mutants::is(Mutant::FailedWriteMapped) && self.publish(first, slots, &[]) {
             return;
         }
-        // In this order: a slot that is neither promised nor free would never come back.
+        // In this order: a slot that is neither promised nor free would never be free again.
         self.pool.put_all(slots);
         if !mutants::is(Mutant::PromiseOfFailed) {
             self.unpromise(first, slots.len());
@@ -299,7 +302,7 @@ impl Writecache {
             .unwrap_or_default()
     }
 
-    /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
+    /// Makes `slots`, whose data is stored, the newest versions of the blocks from `first` on,
     /// unless the list of uncommitted blocks is full.
     fn publish(&self, first: u64, slots: &[u32], data: &[u8]) -> bool {
         #[cfg(feature = "mutants")]
@@ -330,7 +333,9 @@ impl Writecache {
         let is_first = self.lists.push(&locked, filling, first, slots, data);
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
             found if found == state => {
-                // Nothing on media names it.
+                // No entry on the medium names the older slot.
+                let newer = slots[(older.word.block() - first) as usize];
+                self.orders.awaited.replace(older.slot, newer);
                 locked.unlink(older.slot);
                 self.index.retire(older.slot);
                 self.pool.put(older.slot);
@@ -356,11 +361,12 @@ impl Writecache {
         let hits = if self.plan.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         // As late as possible: a locked instruction waits for the data's stores to leave the CPU,
-        // and all that is above proceeds meanwhile. A round that looked before either waits for the
-        // lock, because the list had something, or leaves these blocks to the next one.
+        // and all earlier instructions proceed meanwhile. A round that checked before either waits
+        // for the lock, because the list was not empty, or leaves these blocks to the next round.
         self.lists.count(&locked, is_first, count);
         drop(locked);
-        // A slot that it replaced is free, or there is more to be committed and written back.
+        // A slot that it replaced is free, or there are more blocks to be committed and written
+        // back.
         if self.room.is_wanted() && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
         }
@@ -368,7 +374,7 @@ impl Writecache {
         true
     }
 
-    /// All of the bio's data is in its place.
+    /// All of the bio's data is stored.
     fn written(&self, bio: Bio, port: &mut Port) {
         self.background.arm();
         if bio.fua && !mutants::is(Mutant::FuaUncommitted) {

@@ -1,25 +1,30 @@
-//! Write-back: the oldest blocks, with their neighbours, go to the origin; a flush; then their
-//! slots are released.
+//! Write-back: the oldest blocks, with their neighbours, are written to the origin; then the origin
+//! is flushed; then their slots are freed.
 //!
-//! A batch takes blocks in the order in which they came, each with the dirty blocks before and
-//! after it, sorts them all, and writes neighbours together, many writes at a time. Only committed
-//! blocks are taken, so the origin never has data that a power cut could take back. But a batch
-//! ignores clients' flushes: from its first write until everything dirty is written back, the
-//! origin alone is not a state that a client has seen.
+//! A batch takes blocks by age, each with the dirty blocks before and after it, sorts them all, and
+//! writes neighbours together, many writes at a time. Only committed blocks are taken, so a power
+//! failure cannot undo data that the origin has. But a batch ignores clients' flushes: from its
+//! first write until all dirty data is written back, the origin alone does not have a state that a
+//! client has seen.
 //!
-//! No slot is released before the origin's flush has succeeded. If the flush fails, or any write,
-//! the whole batch is dirty as before, and is tried again after a pause. Pauses grow.
+//! Blocks that cannot be read from the cache device are left out of their batch, and tried again
+//! later (`unread`): an error belongs to the device that returned it, and a batch fails only by the
+//! origin's errors.
+//!
+//! No slot is freed before the origin's flush has succeeded. If the flush or any write fails, the
+//! whole batch is dirty as before, and is tried again after a pause. Pauses grow.
 
 mod taker;
+pub(super) mod unread;
 
+use crate::base::pending::Pending;
+use crate::base::retry::Retry;
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::cycle::Cycle;
+use crate::common::cycle::Cycle;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::pending::Pending;
-use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
@@ -29,6 +34,7 @@ use super::media::Medium;
 use super::plan::Plan;
 use super::{OWN_SHIFT, TOKEN_KIND, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
 use taker::Taker;
+use unread::{PROBES, Unread};
 
 /// Most bytes, and most blocks, of a batch.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
@@ -37,7 +43,7 @@ pub(super) const BATCH_BLOCKS_MAX: u64 = 16 * 1024;
 pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
-/// At most this many blocks that cannot be taken are passed over in a stripe.
+/// At most this many blocks that cannot be taken are skipped in a stripe.
 const PASSED_MAX: usize = 64;
 
 /// A block of the batch, with its slot.
@@ -65,19 +71,23 @@ pub(super) struct Writeback {
     items: Vec<Item>,
     next: usize,
     moves: Pending<Move>,
-    /// Slots that could not be read.
-    unreadable: Vec<u32>,
+    /// Slots of the batch that could not be read, or were not tried.
+    left_out: Vec<u32>,
+    /// Blocks that could not be read, in this batch and before.
+    unread: Unread,
+    /// The device was dead when the batch began, and the batch tests whether it still is.
+    is_probe: bool,
     /// Failed flushes of the origin, other than write-back's, when the batch began.
     flush_failures: u64,
     /// Between the watermarks: whether the high one was reached last.
     is_cleaning: bool,
     /// Where the search for the next batch begins.
     cursor: usize,
-    /// Write-back rests until then, because of writes that passed by.
+    /// Write-back rests until then, because of writes that bypassed the cache.
     rests_until: Nanos,
     bypassed_seen: u64,
-    /// The origin is not consistent by itself since then; `None` also when that began before the
-    /// attach.
+    /// The time since which the origin is not consistent by itself; `None` if it is consistent, or
+    /// if the time began before the attach.
     torn_since: Option<Nanos>,
 }
 
@@ -92,20 +102,44 @@ impl Writeback {
         self.cycle.retry()
     }
 
+    /// Blocks that cannot be read from the cache device.
+    pub(super) fn unread(&self) -> &Unread {
+        &self.unread
+    }
+
+    /// The same, to change it.
+    pub(super) fn unread_mut(&mut self) -> &mut Unread {
+        &mut self.unread
+    }
+
+    /// The device that the batch in flight waits for. If some I/O of both is in flight, one that
+    /// hangs may keep I/O of the other in a queue.
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
+        let is_read = self.moves.values().any(|of| of.reads > 0);
+        let is_written = self.moves.values().any(|of| of.reads == 0);
+        let device = match (is_read, is_written) {
+            (true, true) => "the cache device or the origin",
+            (true, false) => "the cache device",
+            (false, _) => "the origin",
+        };
+        (!self.is_idle()).then_some(device)
+    }
+
     /// Blocks being written back.
     pub(super) fn blocks(&self) -> usize {
         if self.is_idle() { 0 } else { self.items.len() }
     }
 
-    /// For how long the origin alone has not been consistent, as far as is known.
+    /// How long the origin alone has not been consistent, as far as is known.
     pub(super) fn torn_for(&self, now: Nanos) -> Nanos {
         self.torn_since.map_or(0, |since| now.saturating_sub(since))
     }
 
-    /// When to be called again.
+    /// The time of the next call.
     pub(super) fn deadline(&self, now: Nanos) -> Option<Nanos> {
         let rest = (self.is_idle() && self.rests_until > now).then_some(self.rests_until);
-        self.cycle.deadline().or(rest)
+        let next = self.cycle.deadline().or(rest);
+        next.into_iter().chain(self.unread.deadline().filter(|at| *at > now)).min()
     }
 }
 
@@ -113,19 +147,19 @@ impl Writeback {
 #[derive(Clone, Copy, Debug, Default)]
 struct Wanted {
     blocks: u64,
-    /// And all that are old enough, however many.
+    /// Whether the batch also takes all blocks that are old enough.
     has_aged: bool,
 }
 
 impl Writecache {
-    /// Starts a batch if none is under way and something must be written back.
+    /// Starts a batch if none is in progress and some blocks must be written back.
     pub(super) fn writeback_step(&self, writeback: &mut Writeback, now: Nanos, port: &mut Port) {
         if !writeback.cycle.is_free(now) {
             return;
         }
         // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
         let is_cleaning = self.orders.is_flushing()
-            && (!writeback.retry().is_failing() || mutants::is(Mutant::SuspendedRetries));
+            && (!self.is_hindered(writeback) || mutants::is(Mutant::SuspendedRetries));
         if self.orders.is_suspended() && !is_cleaning
             || self.has_failed()
             || self.is_resting(writeback, now)
@@ -136,7 +170,7 @@ impl Writecache {
         if wanted.blocks == 0 && !wanted.has_aged {
             return;
         }
-        let needs_commit = self.select(writeback, wanted);
+        let needs_commit = self.select(writeback, wanted, now);
         if writeback.items.is_empty() {
             if needs_commit {
                 self.commit_for_writeback(port);
@@ -151,14 +185,23 @@ impl Writecache {
         self.plan_retry(writeback, now);
     }
 
-    /// Nothing is dirty any more: the origin alone is consistent.
+    /// Whether no more blocks can be written back at the moment, because of one of the devices.
+    pub(super) fn is_hindered(&self, writeback: &Writeback) -> bool {
+        let unread = &writeback.unread;
+        writeback.retry().is_failing()
+            || unread.is_dead()
+            || !unread.is_empty() && unread.count() >= self.index.dirty() as usize
+    }
+
+    /// No block is dirty any more: the origin alone is consistent.
     pub(super) fn mend(&self, writeback: &mut Writeback) {
         writeback.torn_since = None;
+        self.forget_read(writeback);
         self.origin.mend(&self.index);
     }
 
-    /// Nothing is written back before it is committed: in mode `p` that happens here, and no signal
-    /// follows.
+    /// Blocks must be committed before they are written back: mode `p` does that here, and no
+    /// signal follows.
     fn commit_for_writeback(&self, port: &mut Port) {
         if !self.plan.is_pmem() {
             return self.commit_soon(port);
@@ -169,7 +212,7 @@ impl Writecache {
         }
     }
 
-    /// `pause_writeback`: whether a write has passed by lately. Flushes do not count.
+    /// `pause_writeback`: whether a write has bypassed the cache recently. Flushes do not count.
     fn is_resting(&self, writeback: &mut Writeback, now: Nanos) -> bool {
         let pause = self.plan.pause_writeback();
         let bypassed = self.origin.bypassed();
@@ -208,7 +251,7 @@ impl Writecache {
         usable.saturating_sub(u64::from(self.index.dirty()))
     }
 
-    /// Whether the background may be about to write something back, or a bio waits for it.
+    /// Whether the background may be about to write blocks back, or a bio waits for it.
     pub(super) fn has_plans(&self) -> bool {
         self.orders.cleans_all()
             || self.orders.is_suspended()
@@ -218,12 +261,22 @@ impl Writecache {
             || self.available() <= self.plan.low_watermark
     }
 
+    /// Forgets unreadable blocks that are no longer dirty.
+    fn forget_read(&self, writeback: &mut Writeback) {
+        writeback.unread.retain(|slot, block| self.index.dirty_block(slot) == Some(block));
+    }
+
     /// Takes blocks for a batch. Returns whether a commit would give more.
-    fn select(&self, writeback: &mut Writeback, wanted: Wanted) -> bool {
+    fn select(&self, writeback: &mut Writeback, mut wanted: Wanted, now: Nanos) -> bool {
         writeback.items.clear();
-        writeback.unreadable.clear();
+        writeback.left_out.clear();
         writeback.cycle.gather();
         writeback.next = 0;
+        self.forget_read(writeback);
+        writeback.is_probe = writeback.unread.is_dead();
+        if writeback.is_probe {
+            wanted = Wanted { blocks: wanted.blocks.clamp(1, PROBES), has_aged: false };
+        }
         let stripes = self.index.stripes();
         let mut needs_commit = false;
         loop {
@@ -234,8 +287,8 @@ impl Writecache {
                 writeback.cursor += 1;
                 let left = wanted.blocks.saturating_sub(writeback.items.len() as u64);
                 let share = missing.div_ceil(stripes as u64).min(left);
-                let items = &mut writeback.items;
-                needs_commit |= self.select_of(stripe, share, wanted.has_aged, items);
+                let wanted = Wanted { blocks: share, ..wanted };
+                needs_commit |= self.select_of(stripe, wanted, writeback, now);
             }
             let count = writeback.items.len();
             if count == before || count as u64 >= wanted.blocks.max(1) {
@@ -246,17 +299,28 @@ impl Writecache {
     }
 
     /// Takes `share` blocks of a stripe. Returns whether a commit would give more.
-    fn select_of(&self, stripe: usize, share: u64, has_aged: bool, items: &mut Vec<Item>) -> bool {
-        #[cfg(feature = "mutants")]
-        if mutants::is(Mutant::ZeroingCopiedEarly) {
-            return self.select_of_wrongly(stripe, share, has_aged, items);
-        }
+    fn select_of(
+        &self,
+        stripe: usize,
+        wanted: Wanted,
+        writeback: &mut Writeback,
+        now: Nanos,
+    ) -> bool {
+        let early = mutants::is(Mutant::ZeroingCopiedEarly).then(|| self.jobs.zeroing.ranges());
         let locked = self.index.lock(stripe);
-        // Under the stripe's lock: a discard that is not yet in the list sees what is taken.
-        let zeroing = self.jobs.zeroing.ranges();
-        let mut taker =
-            Taker { cache: self, locked, zeroing: &zeroing, items, needs_commit: false };
-        taker.take(share, has_aged);
+        // Under the stripe's lock: a discard that is not yet in the list sees the taken blocks.
+        let zeroing = early.unwrap_or_else(|| self.jobs.zeroing.ranges());
+        let mut taker = Taker {
+            cache: self,
+            locked,
+            zeroing: &zeroing,
+            items: &mut writeback.items,
+            unread: &writeback.unread,
+            now,
+            needs_commit: false,
+            is_draining: self.orders.is_draining() && !mutants::is(Mutant::NewestAwaited),
+        };
+        taker.take(wanted.blocks, wanted.has_aged);
         taker.needs_commit
     }
 
@@ -268,9 +332,18 @@ impl Writecache {
         {
             let first = writeback.next;
             let items = &writeback.items[first..];
+            if writeback.unread.is_dead() && !writeback.is_probe {
+                // The rest of the batch would fail in the same way.
+                writeback.left_out.extend(items.iter().map(|item| item.slot));
+                writeback.next = writeback.items.len();
+                break;
+            }
             let max = (WRITE_BYTES_MAX / self.block_bytes()).max(1) as usize;
-            let is_next = |nth: &usize| items[*nth].block == items[*nth - 1].block + 1;
-            let count = 1 + (1..items.len().min(max)).take_while(is_next).count();
+            let is_alone = |nth: usize| writeback.unread.has(items[nth].slot);
+            let is_next =
+                |nth: &usize| items[*nth].block == items[*nth - 1].block + 1 && !is_alone(*nth);
+            let max = if is_alone(0) { 1 } else { items.len().min(max) };
+            let count = 1 + (1..max).take_while(is_next).count();
             writeback.next += count;
             match &self.device.medium {
                 Medium::Pmem(_) => self.move_memory(writeback, first, count, port),
@@ -284,6 +357,11 @@ impl Writecache {
         if has_failed && !mutants::is(Mutant::OriginWriteErrorIgnored) {
             return self.put_back(writeback);
         }
+        if writeback.left_out.len() >= writeback.items.len() {
+            // The origin was not asked for anything.
+            writeback.cycle.flushed();
+            return self.put_unread_back(writeback);
+        }
         writeback.cycle.flush();
         let token = TOKEN_WB_FLUSH;
         if mutants::is(Mutant::FreedBeforeOriginFlush) {
@@ -295,7 +373,7 @@ impl Writecache {
 
     /// Copies blocks out of memory, up to one that cannot be read, and writes them.
     fn move_memory(&self, writeback: &mut Writeback, first: usize, count: usize, port: &mut Port) {
-        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p is over memory") };
+        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p uses memory") };
         let block_bytes = self.device.geometry.block_bytes as usize;
         let mut buffer = port.pool.take(count * block_bytes);
         let mut done = 0;
@@ -304,9 +382,12 @@ impl Writecache {
             .zip(buffer.as_mut_slice().chunks_mut(block_bytes))
         {
             if pmem.load(self.device.slot_at(item.slot), into).is_err() {
-                writeback.unreadable.push(item.slot);
+                writeback.left_out.push(item.slot);
+                writeback.unread.fail(item.slot, item.block, true);
+                writeback.unread.count_failure();
                 break;
             }
+            writeback.unread.worked();
             done += 1;
         }
         if done < count {
@@ -356,7 +437,7 @@ impl Writecache {
         port.ios.push_back(self.origin.io(Op::Write, offset, len, buffer, token));
     }
 
-    /// An I/O of write-back is back. Says whether its batch is over, and on the origin.
+    /// An I/O of write-back is complete. Returns whether its batch has ended, and is on the origin.
     pub(super) fn complete_writeback(
         &self,
         writeback: &mut Writeback,
@@ -378,6 +459,10 @@ impl Writecache {
     fn complete_wb_read(&self, writeback: &mut Writeback, io: DiskIo, port: &mut Port) {
         let place = io.token as u32;
         let block_bytes = self.device.geometry.block_bytes as usize;
+        match io.result {
+            Ok(()) => writeback.unread.worked(),
+            Err(_) => writeback.unread.count_failure(),
+        }
         let moved = writeback.moves.value(place);
         moved.status = moved.status.and(io.result);
         moved.reads -= 1;
@@ -400,8 +485,10 @@ impl Writecache {
         writeback.moves.remove(place);
         port.pool.put(buffer);
         self.counts.failed_requests.fetch_add(1, Ordering::Relaxed);
-        let slots = writeback.items[first..first + count].iter().map(|item| item.slot);
-        writeback.unreadable.extend(slots);
+        for item in &writeback.items[first..first + count] {
+            writeback.left_out.push(item.slot);
+            writeback.unread.fail(item.slot, item.block, count == 1);
+        }
         self.emit_moves(writeback, port);
     }
 
@@ -418,7 +505,7 @@ impl Writecache {
         self.emit_moves(writeback, port);
     }
 
-    /// Whether the origin may lack some of the batch, now that its flush has ended.
+    /// Whether the origin may lack a part of the batch after the batch's flush has ended.
     fn may_lack(&self, writeback: &Writeback, flushed: Result<(), Status>) -> bool {
         if flushed.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
             return true;
@@ -431,30 +518,37 @@ impl Writecache {
     /// The batch's flush is complete. Returns whether the batch is on the origin.
     fn complete_wb_flush(&self, writeback: &mut Writeback, result: Result<(), Status>) -> bool {
         if self.may_lack(writeback, result) {
-            // All of it is written again.
+            // The whole batch is written again.
             self.put_back(writeback);
             return false;
         }
         writeback.cycle.flushed();
         for item in std::mem::take(&mut writeback.items) {
             let mut locked = self.index.lock_of(item.block);
-            if writeback.unreadable.contains(&item.slot) {
+            if writeback.left_out.contains(&item.slot) {
                 self.put_item_back(&mut locked, item.slot, true);
             } else if self.index.word(item.slot).state() == State::Outdated {
+                self.orders.awaited.remove(item.slot);
                 self.drop_outdated(&mut locked, item.slot);
             } else {
                 self.drop_clean(&mut locked, item.block, item.slot);
             }
         }
         self.counts.batches.fetch_add(1, Ordering::Relaxed);
-        if writeback.unreadable.is_empty() {
-            writeback.cycle.succeed();
-            self.room.hope();
-        } else {
-            self.begin_pause(writeback);
-        }
+        self.forget_read(writeback);
+        writeback.cycle.succeed();
+        self.room.hope();
         self.jobs.zeroing.tell();
         true
+    }
+
+    /// No block of the batch could be read: it is dirty as before.
+    fn put_unread_back(&self, writeback: &mut Writeback) {
+        for item in std::mem::take(&mut writeback.items) {
+            let mut locked = self.index.lock_of(item.block);
+            self.put_item_back(&mut locked, item.slot, true);
+        }
+        self.jobs.zeroing.tell();
     }
 
     /// The batch has failed: it is dirty as before.
@@ -483,26 +577,9 @@ impl Writecache {
     }
 
     fn plan_retry(&self, writeback: &mut Writeback, now: Nanos) {
-        if writeback.cycle.plan_retry(now) {
+        let plans_read = writeback.is_idle() && writeback.unread.plan_retry(now);
+        if writeback.cycle.plan_retry(now) || plans_read {
             self.events.work();
         }
-    }
-}
-
-#[cfg(feature = "mutants")]
-impl Writecache {
-    fn select_of_wrongly(
-        &self,
-        stripe: usize,
-        share: u64,
-        has_aged: bool,
-        items: &mut Vec<Item>,
-    ) -> bool {
-        let zeroing = self.jobs.zeroing.ranges();
-        let locked = self.index.lock(stripe);
-        let mut taker =
-            Taker { cache: self, locked, zeroing: &zeroing, items, needs_commit: false };
-        taker.take(share, has_aged);
-        taker.needs_commit
     }
 }

@@ -1,14 +1,14 @@
 //! Discards and write-zeroes: the origin's range becomes zeroes, durably, and only then does the
 //! cache drop its blocks; so a crash at any moment finds the old content or zeroes.
 //!
-//! 1. What was written before must be committed, and write-back in flight must have ended: the bio
-//!    waits until there is neither in its range.
+//! 1. Earlier writes must be committed, and write-back in flight must have ended: the bio waits
+//!    until its range has neither uncommitted writes nor write-back in flight.
 //! 2. From then on write-back avoids the range. The origin is zeroed, and flushed if the cache has
-//!    anything there.
+//!    blocks there.
 //! 3. The cache's blocks are dropped, as after write-back. The bio is done when their entries are
 //!    durably marked free: neither a crash nor the death of the process brings them back.
 //!
-//! A write that comes meanwhile is newer: it stays.
+//! A concurrent write is newer: its blocks are kept.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -43,8 +43,8 @@ impl Zeroing {
         Zeroing { ranges: Mutex::default(), wants_batch_end, events: events.clone() }
     }
 
-    /// The ranges. To be asked under the lock of a stripe: a discard that is not yet among them
-    /// sees what is done to that stripe.
+    /// The ranges. Called under the lock of a stripe: a discard that is not yet among them sees all
+    /// changes to that stripe.
     pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
         lock(&self.ranges).clone()
     }
@@ -82,10 +82,10 @@ impl Zeroing {
     }
 }
 
-/// What the cache has in a range.
+/// The blocks of the cache in a range.
 #[derive(Clone, Copy, Debug, Default)]
 struct Contents {
-    /// Anything.
+    /// Any block.
     has_any: bool,
     /// A block that must be committed first.
     has_unsettled: bool,
@@ -107,7 +107,7 @@ impl Writecache {
         #[cfg(feature = "mutants")]
         let Some(bio) = self.zero_wrongly(bio, blocks, port) else { return };
         self.jobs.zeroing.begin(blocks);
-        // Before the look: a batch that is under way then will signal its end.
+        // Before the check: a batch that is in progress then will signal its end.
         self.jobs.zeroing.wait();
         let contents = self.contents(blocks);
         if contents.must_wait() {
@@ -207,7 +207,7 @@ impl Writecache {
 
 #[cfg(feature = "mutants")]
 impl Writecache {
-    /// `None`: it is done, wrongly.
+    /// `None`: the deliberate bug has handled the bio.
     fn zero_wrongly(&self, bio: Bio, blocks: (u64, u64), port: &mut Port) -> Option<Bio> {
         let overtakes = mutants::is(Mutant::ZeroOvertakes);
         if !overtakes && !mutants::is(Mutant::BatchEndMissed) {

@@ -1,9 +1,6 @@
-//! Random histories with power cuts and kills at any I/O, judged by what was promised: also while a
-//! cache is opened, after a clean shutdown and after none, and while a table makes it longer or
+//! Random histories with power failures and kills at any I/O, judged by the promises: also while a
+//! cache is opened, after clean and unclean shutdowns, and while a table makes it longer or
 //! shorter.
-//!
-//! After each, the medium is judged as the kernel would read it: what counts as clean equals the
-//! origin, byte for byte; what clients see is what they may see; and the metadata has no finding.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +18,8 @@ use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::SECOND;
 
+use crate::fixture::{BLOCK, Fixture, SECTOR, disks};
 use crate::oracle::{Oracle, Snapshot};
-use crate::world::{BLOCK, SECTOR, World, disks};
 
 const SLOTS: u64 = 5;
 const ORIGIN_BLOCKS: u64 = 9;
@@ -40,7 +37,7 @@ struct Asked {
 }
 
 pub struct History {
-    world: World,
+    fixture: Fixture,
     oracle: Oracle,
     prng: Prng,
     asked: HashMap<u64, Asked>,
@@ -49,8 +46,8 @@ pub struct History {
     /// Servers die while they open, kernels leave what is unclean, and tables change the size.
     /// Seeds that found something earlier go without.
     is_wide: bool,
-    /// A flush may have failed: a disk may show what a power cut takes away, whatever is done, and
-    /// only a running server knows.
+    /// A flush may have failed: a disk may return data that a power failure takes away, and only a
+    /// running server knows that.
     has_doubt: bool,
 }
 
@@ -64,39 +61,39 @@ fn values(bytes: &[u8]) -> Vec<u64> {
 impl History {
     pub fn new(table: &str, seed: u64, fails: bool, is_wide: bool) -> History {
         let origin_bytes = ORIGIN_BLOCKS * BLOCK + TAIL_SECTORS * SECTOR;
-        let world = World::new(table, disks(SLOTS, origin_bytes));
+        let fixture = Fixture::new(table, disks(SLOTS, origin_bytes));
         let oracle = Oracle::new((origin_bytes / SECTOR) as usize);
         let asked = HashMap::new();
         let (prng, has_doubt) = (Prng::new(seed), false);
-        History { world, oracle, prng, asked, next: 1, fails, is_wide, has_doubt }
+        History { fixture, oracle, prng, asked, next: 1, fails, is_wide, has_doubt }
     }
 
     fn heal(&self) {
-        self.world.disks.iter().for_each(|disk| disk.heal());
+        self.fixture.disks.iter().for_each(|disk| disk.heal());
     }
 
     fn hold(&self, is_holding: bool) {
-        self.world.disks.iter().for_each(|disk| disk.hold(is_holding));
+        self.fixture.disks.iter().for_each(|disk| disk.hold(is_holding));
     }
 
     /// Opens the cache, and warms it up.
     fn open(&mut self) -> Outcome {
         self.hold(false);
-        self.world.try_open().map_err(|error| error.to_string())?;
-        if !self.world.table.contains("passthrough") {
+        self.fixture.try_open().map_err(|error| error.to_string())?;
+        if !self.fixture.table.contains("passthrough") {
             self.warm()?;
         }
         self.hold(true);
         Ok(())
     }
 
-    /// Reads until blocks come into the cache.
+    /// Reads until blocks are promoted.
     fn warm(&mut self) -> Outcome {
-        let promotions = self.world.status(9);
+        let promotions = self.fixture.status(9);
         for nth in 0..400 {
             let block = self.prng.below(ORIGIN_BLOCKS);
             let bytes =
-                self.world.try_read(block * BLOCK, 512).map_err(|error| error.to_string())?;
+                self.fixture.try_read(block * BLOCK, 512).map_err(|error| error.to_string())?;
             let done = self.oracle.done();
             self.oracle.check(
                 block as usize * PER_BLOCK,
@@ -104,7 +101,7 @@ impl History {
                 values(&bytes)[0],
                 self.has_doubt,
             )?;
-            if self.world.status(9) != promotions && nth > 20 {
+            if self.fixture.status(9) != promotions && nth > 20 {
                 break;
             }
         }
@@ -157,13 +154,13 @@ impl History {
             self.oracle.begin_write(range.clone(), if op == Op::Write { id } else { 0 });
         }
         self.asked.insert(id, Asked { op, fua, range, done });
-        self.world.submit(bio);
+        self.fixture.submit(bio);
     }
 
     /// Looks at what is done.
     fn collect(&mut self) -> Outcome {
-        while self.world.turn() {}
-        while let Some(bio) = self.world.port.done.pop_front() {
+        while self.fixture.turn() {}
+        while let Some(bio) = self.fixture.port.done.pop_front() {
             let Asked { op, fua, range, done } = self.asked.remove(&bio.token).unwrap();
             let is_good = bio.status.is_ok();
             if !is_good && !self.fails {
@@ -192,8 +189,8 @@ impl History {
     fn step(&mut self) -> bool {
         let first = self.prng.below(3) as usize;
         (0..3).any(|nth| {
-            let disk = self.world.disks[(first + nth) % 3].clone();
-            disk.step(&mut self.world.ring, &mut self.prng)
+            let disk = self.fixture.disks[(first + nth) % 3].clone();
+            disk.step(&mut self.fixture.ring, &mut self.prng)
         })
     }
 
@@ -201,15 +198,15 @@ impl History {
     fn finish(&mut self) -> Outcome {
         for _ in 0..10_000 {
             self.collect()?;
-            let held = self.world.disks.iter().map(|disk| disk.held(&self.world.ring));
+            let held = self.fixture.disks.iter().map(|disk| disk.held(&self.fixture.ring));
             if self.asked.is_empty() && held.sum::<usize>() == 0 {
                 return Ok(());
             }
             if !self.step() {
-                self.world.tick(SECOND / 10);
+                self.fixture.tick(SECOND / 10);
             }
         }
-        Err(format!("requests wait for ever: {}", self.world.target().status()))
+        Err(format!("requests wait indefinitely: {}", self.fixture.target().status()))
     }
 
     fn act(&mut self) -> Outcome {
@@ -223,35 +220,35 @@ impl History {
             }
             90..=94 => {
                 let tenths = [1, 5, 11, 60, 110][self.prng.below(5) as usize];
-                self.world.tick(tenths * SECOND / 10);
+                self.fixture.tick(tenths * SECOND / 10);
             }
             95..=96 => {
                 let is_draining = self.prng.one_in(2);
-                self.world.target().set_draining(is_draining);
+                self.fixture.target().set_draining(is_draining);
             }
             97 if self.fails => {
                 let nth = self.prng.below(3) as usize;
                 let op = [Op::Read, Op::Write, Op::Flush][self.prng.below(3) as usize];
                 self.has_doubt |= op == Op::Flush;
                 let fault = Fault::new(Effect::Fail(Status::Io)).of(op).times(1);
-                self.world.disks[nth].inject(fault);
+                self.fixture.disks[nth].inject(fault);
             }
             98 => {
                 self.finish()?;
                 self.hold(false);
-                self.world.suspend();
+                self.fixture.suspend();
                 self.heal();
                 self.look()?;
                 match self.is_wide && self.prng.one_in(2) {
                     true => self.change_size()?,
-                    false => self.world.target().resume().unwrap(),
+                    false => self.fixture.target().resume().unwrap(),
                 }
                 self.hold(true);
             }
             99 if self.prng.one_in(4) && !self.has_doubt => {
                 self.finish()?;
                 self.hold(false);
-                self.world.remove();
+                self.fixture.remove();
                 self.heal();
                 self.look()?;
                 self.open()?;
@@ -261,9 +258,9 @@ impl History {
         self.collect()
     }
 
-    /// Judges the media at rest, without a server. What clients would see.
+    /// Judges the media at rest, without a server. Returns the versions that clients would see.
     fn look(&self) -> Result<Vec<u64>, String> {
-        let [metadata, cache, origin] = &self.world.disks;
+        let [metadata, cache, origin] = &self.fixture.disks;
         let source: Arc<dyn Disk> = metadata.clone();
         let superblock = survey::superblock(&source).map_err(|error| error.to_string())?;
         let found = survey(&source, superblock);
@@ -301,17 +298,17 @@ impl History {
         let is_power_cut = self.prng.one_in(2) || self.has_doubt;
         self.has_doubt = false;
         match is_power_cut {
-            true => self.world.crash(&mut self.prng),
+            true => self.fixture.crash(&mut self.prng),
             false => {
                 for _ in 0..self.prng.below(steps_max) {
                     self.step();
                 }
-                self.world.kill();
+                self.fixture.kill();
                 self.heal();
             }
         }
         self.asked.clear();
-        self.world.cut = None;
+        self.fixture.cut = None;
         let view = self.look()?;
         self.oracle.found(&view, is_power_cut, self.fails)
     }
@@ -325,7 +322,7 @@ impl History {
         while self.prng.one_in(3) {
             self.die_soon();
             // The last of these I/O may not have been its last.
-            let _ = self.world.try_open();
+            let _ = self.fixture.try_open();
             self.end(1)?;
         }
         Ok(())
@@ -334,37 +331,37 @@ impl History {
     /// From one of the next I/O of the metadata device on, none is carried out.
     fn die_soon(&mut self) {
         let fault = Fault::new(Effect::Stick).after(self.prng.below(16));
-        self.world.disks[0].inject(fault);
+        self.fixture.disks[0].inject(fault);
     }
 
     /// Has the medium be as a kernel leaves it that dies: any of its blocks may be dirty.
     fn forget_shutdown(&mut self) -> Outcome {
-        let metadata: Arc<dyn Disk> = self.world.disks[0].clone();
+        let metadata: Arc<dyn Disk> = self.fixture.disks[0].clone();
         let loaded = load(&metadata).map_err(|error| error.to_string())?;
         let (mut superblock, mut contents) = (loaded.superblock, loaded.contents);
         superblock.put_flag(CLEAN_SHUTDOWN, false);
-        // The dirty bits of the last clean shutdown, when nothing was dirty.
+        // The dirty bits of the last clean shutdown, when no block was dirty.
         contents.dirty = Bits::new(contents.slots());
         write_whole(&metadata, superblock, &contents).map_err(|error| error.to_string())
     }
 
     /// A table makes the cache longer or shorter, or is refused; or the server dies of that.
     fn change_size(&mut self) -> Outcome {
-        let before = self.world.cut;
-        if let Err(error) = self.world.target().hand_over() {
+        let before = self.fixture.cut;
+        if let Err(error) = self.fixture.target().hand_over() {
             // Another table would not know what a failed flush has lost, or what waits for a
             // commit.
             let refused = error.to_string();
-            self.world.target().resume().map_err(|error| error.to_string())?;
+            self.fixture.target().resume().map_err(|error| error.to_string())?;
             let may_refuse = self.fails && refused.contains("no other table can take effect");
             return if may_refuse { Ok(()) } else { Err(refused) };
         }
-        self.world.cut = Some((1 + self.prng.below(SLOTS)) * BLOCK);
+        self.fixture.cut = Some((1 + self.prng.below(SLOTS)) * BLOCK);
         let dies = self.prng.one_in(2);
         if dies {
             self.die_soon();
         }
-        let taken = self.world.try_open();
+        let taken = self.fixture.try_open();
         if dies {
             self.end(1)?;
             return self.open();
@@ -373,14 +370,14 @@ impl History {
         if !error.to_string().contains("write it back first") {
             return Err(error.to_string());
         }
-        self.world.cut = before;
-        self.world.target().resume().map_err(|error| error.to_string())
+        self.fixture.cut = before;
+        self.fixture.target().resume().map_err(|error| error.to_string())
     }
 
     /// The server shows what the medium says.
     fn compare(&mut self, view: &[u64]) -> Outcome {
         self.hold(false);
-        let bytes = self.world.try_read(0, view.len() * SECTOR as usize);
+        let bytes = self.fixture.try_read(0, view.len() * SECTOR as usize);
         let found = values(&bytes.map_err(|error| format!("a read failed: {error}"))?);
         self.hold(true);
         match found.iter().zip(view).position(|(found, view)| found != view) {
@@ -403,10 +400,10 @@ impl History {
         }
         self.finish()?;
         self.hold(false);
-        self.world.drain();
-        self.world.remove();
+        self.fixture.drain();
+        self.fixture.remove();
         let view = self.look()?;
-        let origin = values(&self.world.disks[2].image());
+        let origin = values(&self.fixture.disks[2].image());
         self.oracle.found(&view, false, false)?;
         match origin == view {
             true => Ok(()),
@@ -447,7 +444,7 @@ const REGRESSIONS: [u64; 2] = [
 
 /// The same, of wide histories.
 const WIDE_REGRESSIONS: [u64; 1] = [
-    // A table was changed after a flush of the origin had failed, and no client heard of that.
+    // A table was changed after a flush of the origin had failed, and no client got the error.
     1135,
 ];
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use udm::Op;
-use udm::cache::drain::{Devices, Drain};
+use udm::cache::Devices;
+use udm::cache::drain::Drain;
 use udm::cache::metadata::{load, survey};
 use udm::disk::{Disk, Effect, Fault, SimDisk};
 use udm::error::{Result, Status};
@@ -18,7 +19,7 @@ struct Media {
     origin: Arc<SimDisk>,
 }
 
-/// The images of a vector, and what the origin is to be.
+/// The images of a vector, and the final content of the origin.
 struct Images {
     name: String,
     images: [Vec<u8>; 3],
@@ -60,7 +61,7 @@ impl Media {
     fn open(&self) -> Result<Drain> {
         let devices = self.devices();
         let loaded = load(&devices.metadata)?;
-        Drain::new(devices, loaded)
+        Drain::new(devices, loaded, None)
     }
 
     fn drain(&self) -> Result<()> {
@@ -72,7 +73,7 @@ impl Media {
         Ok(())
     }
 
-    /// What a power cut leaves of them.
+    /// The images after a power failure.
     fn crashed(&self, prng: &mut Prng) -> Media {
         let crash = |disk: &SimDisk, prng: &mut Prng| Arc::new(disk.crash(prng));
         Media {
@@ -112,7 +113,7 @@ fn the_kernels_caches_are_drained_to_what_the_kernel_makes_of_them() {
         } else {
             assert!(after.contents.hints.is_none() && after.contents.discards.is_empty());
         }
-        // Nothing is left, so nothing is written.
+        // No block is left, so the drain writes no data.
         let writes = media.writes();
         media.drain().unwrap();
         assert_eq!(media.writes(), writes);
@@ -150,7 +151,7 @@ fn dirty_blocks_become_clean_after_the_origins_flush_only() {
         let media = images.media();
         media.origin.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush));
         let error = media.drain().unwrap_err().to_string();
-        assert_eq!(error, "origin: writing what the cache has: input/output error");
+        assert_eq!(error, "origin: writing dirty data back: input/output error");
         assert_eq!(media.writes()[0], 0, "the metadata was written");
     }
 }
@@ -184,10 +185,10 @@ fn devices_that_cannot_be_the_right_ones_are_refused() {
     };
     let loaded = || load(&media.devices().metadata).unwrap();
     let origin = short(&media.origin, 1 << 20);
-    let error = Drain::new(Devices { origin, ..media.devices() }, loaded()).unwrap_err();
-    assert!(error.to_string().starts_with("origin has 1048576 bytes, and no block "), "{error}");
+    let error = Drain::new(Devices { origin, ..media.devices() }, loaded(), None).unwrap_err();
+    assert!(error.to_string().starts_with("origin has 1048576 bytes, so block "), "{error}");
     let cache = short(&media.cache, 1 << 20);
-    let error = Drain::new(Devices { cache, ..media.devices() }, loaded()).unwrap_err();
-    assert!(error.to_string().starts_with("cache has 1048576 bytes, and no slot "), "{error}");
+    let error = Drain::new(Devices { cache, ..media.devices() }, loaded(), None).unwrap_err();
+    assert!(error.to_string().starts_with("cache has 1048576 bytes, so slot "), "{error}");
     assert_eq!(media.writes(), [0; 3]);
 }

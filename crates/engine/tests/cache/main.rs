@@ -10,14 +10,17 @@ mod basics;
 mod changes;
 mod crashes;
 mod drain;
+mod failing;
+mod fixture;
 mod in_part;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod oracle;
+mod origin;
 mod parts;
 mod promises;
 mod promotion;
 mod readonly;
+mod through;
 mod tools;
 mod vectors;
-mod world;

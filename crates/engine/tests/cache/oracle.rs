@@ -1,4 +1,4 @@
-//! What each sector may show: the versions that were written to it, and which of them count.
+//! The versions that each sector may show, and which of them count.
 
 /// A version of a sector.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct Oracle {
 /// For each sector, the places of two versions at one moment.
 pub type Snapshot = Vec<Seen>;
 
-/// What a reader that begins now must find at least.
+/// The versions that a reader that begins now must find at least.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     done: usize,
@@ -80,13 +80,13 @@ impl Oracle {
         }
     }
 
-    /// What is done now.
+    /// The writes that are complete now.
     pub fn done(&self) -> Snapshot {
         let seen = |sector: &Sector| Seen { done: sector.done(), floor: sector.floor };
         self.sectors.iter().map(seen).collect()
     }
 
-    /// What was done then is durable.
+    /// The writes of the snapshot are durable.
     pub fn flushed(&mut self, done: &Snapshot) {
         for (sector, Seen { done, .. }) in self.sectors.iter_mut().zip(done) {
             if !sector.versions[*done].is_doubtful {
@@ -95,7 +95,7 @@ impl Oracle {
         }
     }
 
-    /// A flush failed: what is not durable may never be, and may be gone.
+    /// A flush failed: data that is not durable may never be, and may be gone.
     pub fn doubt(&mut self) {
         for sector in &mut self.sectors {
             let floor = sector.floor;

@@ -1,10 +1,10 @@
-//! A cache that is served to read: what it shows, and that it writes nothing.
+//! A cache that is served read-only: the data that it shows, and that it writes none.
 
 use std::sync::Arc;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::format::write_whole;
 use udm::cache::metadata::superblock::{CLEAN_SHUTDOWN, NEEDS_CHECK};
@@ -15,7 +15,7 @@ use udm::error::{Result, Status};
 use udm::table::Word;
 use udm::target::{FactValue, Port, Target};
 
-use crate::world::{BLOCK, World, disks};
+use crate::fixture::{BLOCK, Fixture, disks};
 
 const ORIGIN: u64 = 6 * BLOCK + 512;
 const TABLE: &str = "64 0 smq 0";
@@ -36,7 +36,7 @@ fn carried_out(view: &View, bio: Bio) -> Bio {
             return done;
         }
         for io in port.ios.drain(..) {
-            assert_eq!(io.op, Op::Read, "nothing is written");
+            assert_eq!(io.op, Op::Read, "an I/O other than a read");
             io.disk.clone().start(io, &mut ring);
         }
         while let Some(io) = ring.pop_completed() {
@@ -104,11 +104,11 @@ fn without_a_clean_shutdown_everything_is_dirty_and_a_mark_is_no_reason_to_refus
     let disks = crafted(&[NEEDS_CHECK]);
     let view = view_of(&disks, TABLE, ORIGIN).unwrap();
     let notes = notes(&view);
-    assert!(notes[0].contains("marked as to be checked"), "{notes:?}");
+    assert!(notes[0].contains("the metadata has the needs-check flag"), "{notes:?}");
     assert!(notes[1].contains("every block in it counts as dirty"), "{notes:?}");
     assert_eq!(read(&view, 4 * BLOCK, 512).unwrap()[0], 0x41);
-    let mut world = World::new(TABLE, disks);
-    assert!(world.try_open().is_err(), "a mark keeps others from writing");
+    let mut fixture = Fixture::new(TABLE, disks);
+    assert!(fixture.try_open().is_err(), "a mark keeps others from writing");
 }
 
 #[test]
@@ -129,15 +129,15 @@ fn what_is_no_cache_or_another_one_is_refused() {
     };
     let blank = disks(4, ORIGIN);
     let line = refused(&blank, TABLE, ORIGIN);
-    assert!(line.contains("nobody has formatted"), "{line}");
+    assert!(line.contains("the device is not formatted"), "{line}");
     assert!(blank[0].image().iter().all(|byte| *byte == 0));
     let disks = crafted(&[CLEAN_SHUTDOWN]);
     assert!(refused(&disks, "128 0 smq 0", ORIGIN).contains("blocks of 64 sectors, not 128"));
     assert!(refused(&disks, TABLE, ORIGIN + 512).contains("the table is"));
     // Once it was served, it is known whose it is.
-    let mut world = World::new(TABLE, disks.clone());
-    world.open();
-    world.remove();
+    let mut fixture = Fixture::new(TABLE, disks.clone());
+    fixture.open();
+    fixture.remove();
     let mut others = disks;
     others[2] = Arc::new(SimDisk::new(ORIGIN, 512).named("another"));
     assert!(refused(&others, TABLE, ORIGIN).contains("belongs to another origin"));

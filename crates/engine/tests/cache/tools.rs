@@ -1,13 +1,14 @@
-//! thin-provisioning-tools as judge: the 0.9 that `make test` installs, and in `make prove` also
-//! the 1.x, which is a rewrite of it (`scripts/newer-tools.sh`). Where they are not there, these
-//! tests say so loudly and do nothing.
+//! thin-provisioning-tools as judge: version 0.9, which `make test` installs, and in `make prove`
+//! also 1.x, which is a rewrite (`scripts/newer-tools.sh`). If the tools are missing, these tests
+//! print that loudly and are skipped.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use udm::cache::drain::{Devices, Drain};
+use udm::cache::Devices;
+use udm::cache::drain::Drain;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::{Contents, Superblock, format, load, survey};
 use udm::cache::xml;
@@ -32,7 +33,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// An error unless `cache_check` has nothing to say.
+/// An error unless `cache_check` reports no finding.
 fn check(path: &Path) {
     if let Some(output) = tool(&["cache_check", text(path)]) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -156,7 +157,7 @@ fn cache_check_is_content_with_a_cache_that_was_drained() {
         let metadata = open(&path);
         let loaded = load(&metadata).unwrap();
         let devices = Devices { metadata, cache: ram("cache"), origin: ram("origin") };
-        let mut drain = Drain::new(devices, loaded).unwrap();
+        let mut drain = Drain::new(devices, loaded, None).unwrap();
         while !drain.is_done() {
             drain.step().unwrap();
         }

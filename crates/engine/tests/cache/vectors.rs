@@ -1,5 +1,5 @@
-//! Metadata written by the kernel's own target: every one is read without a finding, says what the
-//! kernel's status said, and leads to the same data.
+//! Metadata written by the kernel's own target: each one is read without a finding, agrees with the
+//! kernel's status, and leads to the same data.
 
 use udm::cache::metadata::{Contents, Superblock, survey};
 
@@ -11,7 +11,7 @@ fn status(vector: &Vector, key: &str) -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What is on a vector's metadata device.
+/// The metadata of a vector.
 fn read(vector: &Vector) -> (Superblock, Contents, u64) {
     let image = vector.image("meta");
     let found = survey(&image, survey::superblock(&image).unwrap());

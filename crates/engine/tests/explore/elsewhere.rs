@@ -1,5 +1,5 @@
-//! What a kernel may leave on the medium between two attaches of ours, made by hand from the
-//! format's specification: logs without flush marks, keys of reused segments, CLEAN keys that
+//! The state that a kernel may leave on the medium between two attaches of ours, made by hand from
+//! the format's specification: logs without flush marks, keys of reused segments, CLEAN keys that
 //! follow dirty ones.
 
 use udm::pcache::layout::{
@@ -7,14 +7,14 @@ use udm::pcache::layout::{
     KSET_HEADER_BYTES, Key, PAGE_STRIDE, Position, Record, SMALL_STRIDE, Sealed, Slotted, Tail,
     kset_bytes, parse_record, seal_kset,
 };
-use udm::slots::choose;
+use udm::pcache::slots::choose;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::model::{Model, SECTOR, SLOTS, fill, offset_of};
 use crate::of_pcache::GEOMETRY;
-use crate::twin::Twin;
+use crate::sim::SimMedium;
 
-/// What the kernel did.
+/// The actions of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Two flushed writes, without marks between them.
@@ -29,20 +29,20 @@ pub enum What {
     OlderVersion { slot: usize },
 }
 
-/// Changes the medium; says which slots got new versions, in order.
-pub fn change(twin: &Twin, what: What, model: &mut Model, origin: &[u64]) -> Vec<(usize, u64)> {
-    let segments = attach_as_kernel(twin);
+/// Changes the medium; returns the slots that got new versions, in order.
+pub fn change(sim: &SimMedium, what: What, model: &mut Model, origin: &[u64]) -> Vec<(usize, u64)> {
+    let segments = attach_as_kernel(sim);
     match what {
         What::TwoFlushes { first, second } => {
             let wrote: Vec<(usize, u64)> =
                 [first, second].map(|slot| (slot, model.next_stamp(slot, false))).into();
-            let log = Log::read(twin);
+            let log = Log::read(sim);
             let free = log.free_segment(segments);
             let Some(free) = free else { return Vec::new() };
             let mut head = log.head;
             for (nth, &(slot, stamp)) in wrote.iter().enumerate() {
                 let at = (nth * SECTOR) as u32;
-                if !append(twin, &mut head, slot, stamp, free, at, 0) {
+                if !append(sim, &mut head, slot, stamp, free, at, 0) {
                     let wrote = wrote[..nth].to_vec();
                     model.elsewhere_wrote(&wrote);
                     return wrote;
@@ -52,36 +52,36 @@ pub fn change(twin: &Twin, what: What, model: &mut Model, origin: &[u64]) -> Vec
             wrote
         }
         What::CleanBehindDirty { slot } => {
-            let log = Log::read(twin);
+            let log = Log::read(sim);
             if let Some(free) = log.free_segment(segments) {
-                append(twin, &mut log.head.clone(), slot, origin[slot], free, 0, KEY_CLEAN);
+                append(sim, &mut log.head.clone(), slot, origin[slot], free, 0, KEY_CLEAN);
             }
             model.elsewhere_wrote(&[]);
             Vec::new()
         }
         What::Uncommitted { .. } | What::OlderVersion { .. } => unreachable!("no pcache"),
         What::StaleKeys => {
-            reuse_newest(twin);
+            reuse_newest(sim);
             model.elsewhere_wrote(&[]);
             Vec::new()
         }
     }
 }
 
-fn load<T: Sealed>(twin: &Twin, at: u64) -> T {
-    T::read_from_bytes(&twin.peek(at as usize, size_of::<T>())).unwrap()
+fn load<T: Sealed>(sim: &SimMedium, at: u64) -> T {
+    T::read_from_bytes(&sim.peek(at as usize, size_of::<T>())).unwrap()
 }
 
-fn current<T: Slotted>(twin: &Twin, at: u64, stride: u64) -> (usize, T) {
-    let slots: [T; 2] = [load(twin, at), load(twin, at + stride)];
+fn current<T: Slotted>(sim: &SimMedium, at: u64, stride: u64) -> (usize, T) {
+    let slots: [T; 2] = [load(sim, at), load(sim, at + stride)];
     let seq = |slot: &T| slot.is_sealed().then(|| slot.seq());
     let nth = choose(seq(&slots[0]), seq(&slots[1])).unwrap();
     (nth, slots[nth])
 }
 
 /// A kernel stores cache_info at each attach. Says how many segments there are.
-fn attach_as_kernel(twin: &Twin) -> u32 {
-    let (slot, info) = current::<CacheInfo>(twin, CACHE_INFO_AT, PAGE_STRIDE);
+fn attach_as_kernel(sim: &SimMedium) -> u32 {
+    let (slot, info) = current::<CacheInfo>(sim, CACHE_INFO_AT, PAGE_STRIDE);
     let next = CacheInfo::new(
         info.header.seq.wrapping_add(1),
         info.first_segment.get(),
@@ -89,7 +89,7 @@ fn attach_as_kernel(twin: &Twin) -> u32 {
         info.flags.get(),
     );
     const { assert!(GC_PERCENT_MAX < 128) };
-    twin.poke((CACHE_INFO_AT + (1 - slot) as u64 * PAGE_STRIDE) as usize, next.as_bytes());
+    sim.poke((CACHE_INFO_AT + (1 - slot) as u64 * PAGE_STRIDE) as usize, next.as_bytes());
     info.n_segs.get()
 }
 
@@ -105,13 +105,13 @@ struct Log {
 }
 
 impl Log {
-    fn read(twin: &Twin) -> Log {
-        let (_, tail) = current::<Tail>(twin, KEY_TAIL_AT, SMALL_STRIDE);
+    fn read(sim: &SimMedium) -> Log {
+        let (_, tail) = current::<Tail>(sim, KEY_TAIL_AT, SMALL_STRIDE);
         let mut log = Log { keys: Vec::new(), head: tail.position(), segments: Vec::new() };
         log.segments.push(log.head.segment);
         loop {
             let left = GEOMETRY.data_bytes() - log.head.offset;
-            let bytes = twin.peek(data(log.head), left as usize);
+            let bytes = sim.peek(data(log.head), left as usize);
             match parse_record(&bytes) {
                 None => return log,
                 Some(Record::Last(next)) => {
@@ -136,7 +136,7 @@ impl Log {
 
 /// Appends one key with its data as a kernel does. `false`: no room.
 fn append(
-    twin: &Twin,
+    sim: &SimMedium,
     head: &mut Position,
     slot: usize,
     stamp: u64,
@@ -150,8 +150,8 @@ fn append(
     }
     let mut sector = [0; SECTOR];
     fill(&mut sector, stamp);
-    twin.poke(data(Position { segment, offset: at }), &sector);
-    let generation = current::<Generation>(twin, GEOMETRY.generation_at(segment), SMALL_STRIDE);
+    sim.poke(data(Position { segment, offset: at }), &sector);
+    let generation = current::<Generation>(sim, GEOMETRY.generation_at(segment), SMALL_STRIDE);
     let mut key = Key::new_zeroed();
     key.off.set(offset_of(slot));
     key.len.set(SECTOR as u32);
@@ -159,37 +159,37 @@ fn append(
     key.segment.set(segment);
     key.segment_off.set(at);
     key.generation = generation.1.generation;
-    let (_, info) = current::<CacheInfo>(twin, CACHE_INFO_AT, PAGE_STRIDE);
+    let (_, info) = current::<CacheInfo>(sim, CACHE_INFO_AT, PAGE_STRIDE);
     if info.flags.get() & 1 != 0 {
-        key.data_crc.set(udm::crc::pcache_crc(&sector));
+        key.data_crc.set(udm::base::crc::pcache_crc(&sector));
     }
     let mut set = vec![0; bytes + KSET_HEADER_BYTES];
     set[KSET_HEADER_BYTES..bytes].copy_from_slice(key.as_bytes());
     seal_kset(&mut set[..bytes], 1);
-    twin.poke(data(*head), &set);
+    sim.poke(data(*head), &set);
     head.offset += bytes as u32;
     true
 }
 
 /// Raises the generation of the segment of the newest written-back key, and fills it with
 /// something else, while the key is still in the log.
-fn reuse_newest(twin: &Twin) {
-    let (_, dirty) = current::<Tail>(twin, DIRTY_TAIL_AT, SMALL_STRIDE);
-    let log = Log::read(twin);
+fn reuse_newest(sim: &SimMedium) {
+    let (_, dirty) = current::<Tail>(sim, DIRTY_TAIL_AT, SMALL_STRIDE);
+    let log = Log::read(sim);
     if dirty.position() != log.head {
         return;
     }
     let Some(key) = log.keys.last() else { return };
     let segment = key.segment.get();
     let at = GEOMETRY.generation_at(segment);
-    let (slot, generation) = current::<Generation>(twin, at, SMALL_STRIDE);
+    let (slot, generation) = current::<Generation>(sim, at, SMALL_STRIDE);
     if generation.generation != key.generation {
         return;
     }
     let next =
         Generation::new(generation.header.seq.wrapping_add(1), generation.generation.get() + 1);
-    twin.poke((at + (1 - slot) as u64 * SMALL_STRIDE) as usize, next.as_bytes());
+    sim.poke((at + (1 - slot) as u64 * SMALL_STRIDE) as usize, next.as_bytes());
     let foreign = vec![0xA5; GEOMETRY.data_bytes() as usize];
-    twin.poke(data(Position { segment, offset: 0 }), &foreign);
+    sim.poke(data(Position { segment, offset: 0 }), &foreign);
     debug_assert!(log.keys.len() >= usize::from(SLOTS == 0));
 }

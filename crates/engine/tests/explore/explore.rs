@@ -1,9 +1,4 @@
-//! From a trace to its crash states, and from a crash state to what may happen next.
-//!
-//! States are made just before each fence of the cache medium and before each flush of the
-//! origin completes: whatever a crash at an earlier moment of the same epoch can leave can be
-//! left at its end as well, and what is promised only grows. The death of the process is tried
-//! after every single event.
+//! From a trace to its crash states, and from a crash state to its possible successors.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,14 +8,13 @@ use udm::prng::Prng;
 
 use crate::in_flight::InFlight;
 use crate::judge::{Judge, Scope, Shown, words};
-use crate::machine::{Machine, Origin, Scene, shared_of};
+use crate::machine::{Machine, MachineState, shared_of};
 use crate::model::{Model, SLOTS};
 use crate::program::{Step, aftermath};
 use crate::sectors::{DiskEvent, End, Sectors};
-use crate::ssd::Ssd;
+use crate::sim::{Beyond, Decision, PendingLine, SimMedium, hash_line, mix};
 use crate::subject::{Devices, Kind};
 use crate::trace::Event;
-use crate::twin::{Beyond, Decision, PendingLine, Twin, hash_line, mix};
 
 /// How much of the space of states is tried.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +31,7 @@ pub struct Effort {
     pub depth: u32,
 }
 
-/// What was done.
+/// The numbers of explored states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub histories: u64,
@@ -96,7 +90,7 @@ pub struct Explorer {
 
 /// The exploration of one trace.
 struct Walk {
-    twin: Arc<Twin>,
+    sim: Arc<SimMedium>,
     judge: Judge,
     model: Model,
     in_flight: InFlight,
@@ -126,42 +120,43 @@ impl Explorer {
         }
     }
 
-    /// Runs `program` on `scene` and tries every crash of it.
-    pub fn history(&mut self, scene: &Scene, program: &[Step], depth: u32) -> Found {
-        let mut machine = Machine::new(&self.kind, scene, self.prng.next_u64());
+    /// Runs `program` on `initial` and tries every crash of it.
+    pub fn history(&mut self, initial: &MachineState, program: &[Step], depth: u32) -> Found {
+        let mut machine = Machine::new(&self.kind, initial, self.prng.next_u64());
         let outcome = quietly(|| machine.run(program));
         let trace = std::mem::take(&mut machine.trace.lock().unwrap().events);
         let attaches = machine.attaches();
         drop(machine);
-        // The crash states first: they tell more than the end of the story.
-        self.walk(scene, trace, attaches, depth)?;
+        // The crash states first: they tell more than the end of the case.
+        self.walk(initial, trace, attaches, depth)?;
         outcome.map_err(|what| format!("while the program ran: {what}"))
     }
 
-    fn walk(&mut self, scene: &Scene, trace: Vec<Event>, attaches: u64, depth: u32) -> Found {
+    fn walk(
+        &mut self,
+        initial: &MachineState,
+        trace: Vec<Event>,
+        attaches: u64,
+        depth: u32,
+    ) -> Found {
         let ground = self.kind.ground();
-        let twin = Arc::new(Twin::new(scene.image.clone(), ground));
-        let devices = Devices {
-            twin: twin.clone(),
-            ssd: Ssd::new(&twin, scene.image.len()),
-            origin: Origin::named("origin", &twin),
-            shared: shared_of(&*self.kind, &[]).in_boot(scene.boot),
-            is_old: false,
-        };
+        let sim = Arc::new(SimMedium::new(initial.image.clone(), ground));
+        let shared = shared_of(&*self.kind, &[]).in_boot(initial.boot);
+        let devices = Devices::new(&*self.kind, &sim, shared);
         let mut walk = Walk {
-            twin,
+            sim,
             judge: Judge::new(&self.kind, devices),
-            model: scene.model.clone(),
-            in_flight: InFlight::found(ground, &scene.unflushed),
-            shared: words(&shared_of(&*self.kind, &scene.shared)),
-            stale_shared: scene.shared.clone(),
+            model: initial.model.clone(),
+            in_flight: InFlight::found(ground, &initial.unflushed),
+            shared: words(&shared_of(&*self.kind, &initial.shared)),
+            stale_shared: initial.shared.clone(),
             foreign_shared: Vec::new(),
-            image_hash: hash_of(&scene.image, ground.line()),
+            image_hash: hash_of(&initial.image, ground.line()),
             attaches: attaches + 1,
-            boot: scene.boot,
+            boot: initial.boot,
             has_changed: true,
             touches_reuse: true,
-            is_origin_fine: scene.model.origin_alone().is_ok(),
+            is_origin_fine: initial.model.origin_alone().is_ok(),
         };
         let last = trace.len();
         for (nth, event) in trace.into_iter().enumerate() {
@@ -194,8 +189,8 @@ impl Explorer {
                 walk.touches_reuse = touches;
             }
             Event::Disk(event) => {
-                let Walk { twin, in_flight, image_hash, .. } = walk;
-                in_flight.disk(event, twin, |at, bytes| settle(twin, image_hash, at, bytes));
+                let Walk { sim, in_flight, image_hash, .. } = walk;
+                in_flight.disk(event, sim, |at, bytes| settle(sim, image_hash, at, bytes));
             }
             Event::Shared(changed) => {
                 if changed.iter().any(|(nth, _)| *nth == self.kind.owner_words()[0]) {
@@ -209,7 +204,13 @@ impl Explorer {
             Event::Ack(id) => walk.model.ack(id),
             Event::Failed(id) => walk.model.failed(id),
             Event::CacheFailed => walk.model.cache_failed(),
-            Event::Attached => walk.model.attached(),
+            Event::CacheRefused => walk.model.write_failed(),
+            Event::Attached => {
+                walk.model.attached();
+                if let (InFlight::Disk(disk), true) = (&mut walk.in_flight, walk.model.forgets) {
+                    disk.forget_failures();
+                }
+            }
             Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),
             Event::OriginWrite(id, slots) => walk.model.origin_write(id, &slots),
@@ -218,10 +219,10 @@ impl Explorer {
             Event::OriginGone(id) => walk.model.origin_gone(id),
             Event::Left(found) => walk.model.left(&found),
             Event::Elsewhere(image, writes) => {
-                // Durable as it is, also where a write had failed before.
+                // Durable in its present state, even if a write had failed before.
                 walk.in_flight = InFlight::found(self.kind.ground(), &Sectors::default());
-                walk.image_hash = hash_of(&image, walk.twin.line());
-                walk.twin.poke(0, &image);
+                walk.image_hash = hash_of(&image, walk.sim.line());
+                walk.sim.poke(0, &image);
                 walk.model.elsewhere_wrote(&writes);
             }
         }
@@ -232,11 +233,11 @@ impl Explorer {
         if !std::mem::take(&mut walk.has_changed) {
             return Ok(());
         }
-        let lines = walk.in_flight.left_by_power_cut(&walk.twin);
+        let lines = walk.in_flight.left_by_power_cut(&walk.sim);
         set_words(&walk.judge, &[]);
-        walk.twin.begin(&lines, &[], Beyond::Random(self.prng.next_u64()));
+        walk.sim.begin(&lines, &[], Beyond::Random(self.prng.next_u64()));
         let other = quietly(|| walk.judge.other_origin(&walk.model, walk.attaches));
-        walk.twin.end();
+        walk.sim.end();
         other?;
         let mut path: Vec<Decision> = Vec::new();
         let mut leaves = 0;
@@ -283,13 +284,13 @@ impl Explorer {
         depth: u32,
         judged: &mut HashSet<Vec<u8>>,
     ) -> Result<Vec<Decision>, String> {
-        // Shared memory is gone, or is that of an attach long past.
+        // Shared memory is gone, or belongs to an attach long ago.
         let is_stale = self.prng.one_in(4);
         let shared = if is_stale { &walk.stale_shared[..] } else { &[] };
         set_words(&walk.judge, shared);
-        walk.twin.begin(lines, path, beyond);
-        let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
-        let decisions = walk.twin.end();
+        walk.sim.begin(lines, path, beyond);
+        let verdict = quietly(|| walk.judge.state(&walk.sim, &walk.model, scope, walk.attaches));
+        let decisions = walk.sim.end();
         self.counts.judged += 1;
         let key: Vec<u8> = decisions.iter().map(|d| d.choice as u8).collect();
         if judged.insert(key) && self.seen.insert(state_hash(walk.image_hash, lines, &decisions)) {
@@ -302,8 +303,8 @@ impl Explorer {
         let goes_on =
             depth < self.effort.depth && !is_stale && self.prng.one_in(self.effort.onward_one_in);
         if goes_on {
-            let mut image = walk.twin.image();
-            decide(&mut image, walk.twin.line(), lines, &decisions);
+            let mut image = walk.sim.image();
+            decide(&mut image, walk.sim.line(), lines, &decisions);
             self.onward(walk, (image, Sectors::default()), &shown, true, depth)?;
         }
         Ok(decisions)
@@ -311,7 +312,7 @@ impl Explorer {
 
     /// The process dies here; machine and shared memory live on.
     fn death(&mut self, walk: &mut Walk, depth: u32) -> Found {
-        let lines = walk.in_flight.left_by_death(&walk.twin);
+        let lines = walk.in_flight.left_by_death(&walk.sim);
         let mut path: Vec<Decision> = Vec::new();
         for leaf in 0..self.effort.deaths {
             let is_last = leaf + 1 == self.effort.deaths;
@@ -330,11 +331,11 @@ impl Explorer {
         Ok(())
     }
 
-    /// The process dies here, and then its memory is not found: the attach is refused, or
-    /// everything acknowledged is there anyway. What another cache's server left changes
-    /// nothing of that, wherever it lies.
+    /// The process dies here, and then its memory is not found: the attach is refused, or all
+    /// acknowledged writes are there anyway. Memory of another cache's server, at any address, does
+    /// not change this.
     fn people(&mut self, walk: &mut Walk) -> Found {
-        if !self.prng.one_in(4) {
+        if walk.shared.is_empty() || !self.prng.one_in(4) {
             return Ok(());
         }
         let is_refused =
@@ -361,16 +362,16 @@ impl Explorer {
     /// The process dies, and its memory is gone; in its place, or where servers before this
     /// version kept theirs, there may be a foreign one.
     fn after_loss(&mut self, walk: &mut Walk, is_foreign: bool, is_old: bool) -> Found {
-        let lines = walk.in_flight.left_by_death(&walk.twin);
+        let lines = walk.in_flight.left_by_death(&walk.sim);
         let visible = walk.in_flight.visible();
         set_words(&walk.judge, if is_foreign { &walk.foreign_shared } else { &[] });
         let is_origin_fine = walk.is_origin_fine;
         let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
         walk.judge.devices.is_old = is_old;
-        walk.twin.begin(&lines, &[], Beyond::Oldest);
-        walk.twin.apply(visible.iter().copied());
-        let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
-        walk.twin.end();
+        walk.sim.begin(&lines, &[], Beyond::Oldest);
+        walk.sim.apply(visible.iter().copied());
+        let verdict = quietly(|| walk.judge.state(&walk.sim, &walk.model, scope, walk.attaches));
+        walk.sim.end();
         walk.judge.devices.is_old = false;
         self.counts.judged += 1;
         verdict.map(drop)
@@ -388,14 +389,15 @@ impl Explorer {
         let is_origin_fine = walk.is_origin_fine;
         let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
         let numbers = walk.in_flight.numbers();
-        let hash = |twin: &Twin| numbers.iter().fold(0, |hash, line| hash ^ twin.hash_line(*line));
-        let before = hash(&walk.twin);
-        walk.twin.begin(lines, path, beyond);
+        let hash =
+            |sim: &SimMedium| numbers.iter().fold(0, |hash, line| hash ^ sim.hash_line(*line));
+        let before = hash(&walk.sim);
+        walk.sim.begin(lines, path, beyond);
         let visible = walk.in_flight.visible();
-        walk.twin.apply(visible.iter().copied());
-        let state = walk.image_hash ^ before ^ hash(&walk.twin);
-        let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
-        let decisions = walk.twin.end();
+        walk.sim.apply(visible.iter().copied());
+        let state = walk.image_hash ^ before ^ hash(&walk.sim);
+        let verdict = quietly(|| walk.judge.state(&walk.sim, &walk.model, scope, walk.attaches));
+        let decisions = walk.sim.end();
         self.counts.judged += 1;
         self.counts.deaths += 1;
         if self.seen.insert(state_hash(state, lines, &decisions) ^ hash_words(&walk.shared)) {
@@ -404,8 +406,8 @@ impl Explorer {
         let shown = verdict.map_err(|what| format!("{what} (death of the process)"))?;
         let goes_on = depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in);
         if goes_on {
-            let mut image = walk.twin.image();
-            // What was stored to memory counts as durable from here on; a disk's cache does not.
+            let mut image = walk.sim.image();
+            // Stores to memory count as durable from here on; data in a disk's cache does not.
             if matches!(walk.in_flight, InFlight::Memory(_)) {
                 for (at, bytes) in visible {
                     image[at as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -417,7 +419,7 @@ impl Explorer {
         Ok(decisions)
     }
 
-    /// A further history starts from what the crash left.
+    /// A further history starts from the state after the crash.
     fn onward(
         &mut self,
         walk: &Walk,
@@ -443,29 +445,30 @@ impl Explorer {
         model.adopt(&found, is_power_cut);
         let shared = if is_power_cut { Vec::new() } else { walk.shared.clone() };
         let boot = walk.boot + u64::from(is_power_cut);
-        let scene = Scene { image, unflushed, model, shared, attaches: walk.attaches + 1, boot };
+        let initial =
+            MachineState { image, unflushed, model, shared, attaches: walk.attaches + 1, boot };
         let program = aftermath(&mut self.prng);
         self.counts.onward += 1;
-        self.history(&scene, &program, depth + 1)
+        self.history(&initial, &program, depth + 1)
             .map_err(|what| format!("after a crash, then {program:?}: {what}"))
     }
 }
 
 impl Walk {
-    /// What was in flight is durable.
+    /// All data in flight is durable.
     fn settle(&mut self) {
-        let Walk { twin, in_flight, image_hash, .. } = self;
-        in_flight.fence(|at, bytes| settle(twin, image_hash, at, bytes));
+        let Walk { sim, in_flight, image_hash, .. } = self;
+        in_flight.fence(|at, bytes| settle(sim, image_hash, at, bytes));
     }
 }
 
 /// Bytes become durable.
-fn settle(twin: &Twin, image_hash: &mut u64, at: u32, bytes: &[u8]) {
-    let line = twin.line();
+fn settle(sim: &SimMedium, image_hash: &mut u64, at: u32, bytes: &[u8]) {
+    let line = sim.line();
     let lines = at as usize / line..=(at as usize + bytes.len() - 1) / line;
-    let hash = || lines.clone().fold(0, |hash, line| hash ^ twin.hash_line(line as u32));
+    let hash = || lines.clone().fold(0, |hash, line| hash ^ sim.hash_line(line as u32));
     *image_hash ^= hash();
-    twin.poke(at as usize, bytes);
+    sim.poke(at as usize, bytes);
     *image_hash ^= hash();
 }
 

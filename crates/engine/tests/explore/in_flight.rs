@@ -1,11 +1,11 @@
-//! What is on its way to the cache's medium: stores to memory, or writes of a disk.
+//! Data in flight to the cache's medium: stores to memory, or writes of a disk.
 
 use std::sync::Arc;
 
 use crate::sectors::{DiskEvent, SECTOR, Sectors};
+use crate::sim::{Decision, LINE, PendingLine, SimMedium};
 use crate::subject::Ground;
 use crate::trace::Stores;
-use crate::twin::{Decision, LINE, PendingLine, Twin};
 
 #[derive(Debug)]
 pub enum InFlight {
@@ -14,7 +14,7 @@ pub enum InFlight {
 }
 
 impl InFlight {
-    /// What a server finds whose predecessor left `sectors`.
+    /// The state that a server finds whose predecessor left `sectors`.
     pub fn found(ground: Ground, sectors: &Sectors) -> InFlight {
         match ground {
             Ground::Memory(_) => InFlight::Memory(Stores::default()),
@@ -22,7 +22,7 @@ impl InFlight {
         }
     }
 
-    /// What the next server finds on the disk beyond what is durable.
+    /// The data that the next server finds on the disk in addition to durable data.
     pub fn left_behind(&self, lines: &[PendingLine], decisions: &[Decision]) -> Sectors {
         let InFlight::Disk(sectors) = self else { return Sectors::default() };
         let arrived = decisions.iter().filter(|decision| decision.choice > 0).map(|decision| {
@@ -47,16 +47,16 @@ impl InFlight {
     }
 
     /// Something happens to the disk; what becomes durable is handed to `settle`.
-    pub fn disk(&mut self, event: DiskEvent, twin: &Twin, mut settle: impl FnMut(u32, &[u8])) {
-        let InFlight::Disk(sectors) = self else { unreachable!("memory is no disk") };
+    pub fn disk(&mut self, event: DiskEvent, sim: &SimMedium, mut settle: impl FnMut(u32, &[u8])) {
+        let InFlight::Disk(sectors) = self else { unreachable!("memory is not a disk") };
         match event {
             DiskEvent::Write { id, at, bytes } => sectors.begin(id, at, bytes),
-            DiskEvent::Flush { id } => sectors.begin_flush(id),
+            DiskEvent::Flush { id, sectors: of } => sectors.begin_flush(id, of),
             DiskEvent::Done { id, end } => {
                 sectors.end(
                     id,
                     end,
-                    |sector| peek(twin, sector),
+                    |sector| peek(sim, sector),
                     |sector, bytes| {
                         settle(sector * SECTOR as u32, bytes);
                     },
@@ -79,7 +79,7 @@ impl InFlight {
         }
     }
 
-    /// The lines that may hold something else than what is durable.
+    /// The lines whose content may differ from the durable one.
     pub fn numbers(&self) -> Vec<u32> {
         match self {
             InFlight::Memory(stores) => stores.line_numbers(),
@@ -87,26 +87,26 @@ impl InFlight {
         }
     }
 
-    /// What a power cut may leave, over the durable content in `twin`.
-    pub fn left_by_power_cut(&self, twin: &Twin) -> Arc<[PendingLine]> {
+    /// The lines after a power failure, over the durable content in `sim`.
+    pub fn left_by_power_cut(&self, sim: &SimMedium) -> Arc<[PendingLine]> {
         match self {
             InFlight::Memory(stores) => stores.lines(|line| {
-                let bytes = twin.peek(line as usize * LINE, LINE);
+                let bytes = sim.peek(line as usize * LINE, LINE);
                 bytes.try_into().unwrap()
             }),
-            InFlight::Disk(sectors) => sectors.left_by_power_cut(|sector| peek(twin, sector)),
+            InFlight::Disk(sectors) => sectors.left_by_power_cut(|sector| peek(sim, sector)),
         }
     }
 
-    /// What the death of the process may leave, over what can be read.
-    pub fn left_by_death(&self, twin: &Twin) -> Arc<[PendingLine]> {
+    /// The lines after the death of the process, over the readable content.
+    pub fn left_by_death(&self, sim: &SimMedium) -> Arc<[PendingLine]> {
         match self {
             InFlight::Memory(_) => Arc::new([]),
-            InFlight::Disk(sectors) => sectors.left_by_death(|sector| peek(twin, sector)),
+            InFlight::Disk(sectors) => sectors.left_by_death(|sector| peek(sim, sector)),
         }
     }
 
-    /// What can be read and is not durable, in order: place and content.
+    /// Readable data that is not durable, in order: address and content.
     pub fn visible(&self) -> Vec<(u32, &[u8])> {
         match self {
             InFlight::Memory(stores) => stores.stores().collect(),
@@ -118,6 +118,6 @@ impl InFlight {
     }
 }
 
-fn peek(twin: &Twin, sector: u32) -> Box<[u8]> {
-    twin.peek(sector as usize * SECTOR, SECTOR).into()
+fn peek(sim: &SimMedium, sector: u32) -> Box<[u8]> {
+    sim.peek(sector as usize * SECTOR, SECTOR).into()
 }

@@ -11,15 +11,21 @@ use udm::units::SECOND;
 
 use crate::machine::Origin;
 use crate::model::{Model, SECTOR, SLOTS, SPANS, fill, offset_of, stamp_of};
-use crate::serving::contents;
+use crate::serving::known_contents;
+use crate::sim::SimMedium;
 use crate::ssd::is_for_cache;
 use crate::subject::{Devices, Kind, Subject, Who};
-use crate::twin::Twin;
 
 /// Stands for "whatever the origin has", which no version looks like.
 const ORIGIN_MARK: u64 = 0x5EE_0816_1234_5678 & !1;
 
-/// What a slot showed.
+/// cache: a format by force was cut off, and left a block that is half old metadata and half new,
+/// which may be data for all that the next server knows. The same command continues.
+pub fn is_torn_format(error: &str) -> bool {
+    error.contains("is not empty where a format would write")
+}
+
+/// The version that a slot showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     Cached(u64),
@@ -33,7 +39,7 @@ pub struct Scope {
     pub is_power_cut: bool,
     /// The origin alone is consistent.
     pub is_origin_fine: bool,
-    /// Look at the medium, too.
+    /// Also inspect the medium.
     pub inspects: bool,
 }
 
@@ -45,14 +51,14 @@ pub struct Judge {
     buffers: Vec<Buffer>,
 }
 
-/// What the slots showed.
+/// The versions that the slots showed.
 pub type Verdict = Result<[Shown; SLOTS], String>;
 
 impl Judge {
     pub fn new(kind: &Arc<dyn Kind>, devices: Devices) -> Judge {
         Judge {
             kind: kind.clone(),
-            other: Origin::named("other", &devices.twin),
+            other: Origin::named("other", &devices.sim),
             devices,
             port: Port::new(0),
             buffers: SPANS.iter().map(|(_, len)| Buffer::zeroed(len * SECTOR)).collect(),
@@ -67,25 +73,29 @@ impl Judge {
     ) -> Result<Box<dyn Subject>, String> {
         let mut devices = self.devices.clone();
         devices.origin = origin.clone();
-        // After a power cut, what is found there is of an earlier run of the machine.
+        // After a power failure, shared memory belongs to an earlier boot of the machine.
         let boot = devices.shared.boot() + u64::from(is_power_cut);
         devices.shared = devices.shared.in_boot(boot);
         self.kind.open(devices, attaches, Who::Judge)
     }
 
-    /// Attaches to the state that `twin` stands for and compares all it shows with `model`.
+    /// Attaches to the state that `sim` stands for and compares all it shows with `model`.
     pub fn state(
         &mut self,
-        twin: &Arc<Twin>,
+        sim: &Arc<SimMedium>,
         model: &Model,
         scope: Scope,
         attaches: u64,
     ) -> Verdict {
         if scope.inspects {
-            self.kind.look(twin, model, scope.is_power_cut)?;
+            self.kind.look(sim, model, scope.is_power_cut)?;
         }
         let subject = match self.open(&self.devices.origin, attaches, scope.is_power_cut) {
             Ok(subject) => subject,
+            Err(error) if model.is_formatting && is_torn_format(&error) => {
+                let formatted = self.kind.open(self.devices.clone(), attaches, Who::Formatter);
+                formatted.map_err(|error| format!("a second format is refused: {error}"))?
+            }
             Err(error) => return Err(format!("attach is refused: {error}")),
         };
         if subject.is_origin_consistent() && !scope.is_origin_fine {
@@ -136,7 +146,7 @@ impl Judge {
             subject.submit(Bio::read(offset_of(slot), buffer, 0), &mut self.port);
             while let Some(mut io) = self.port.ios.pop_front() {
                 match is_for_cache(&io) {
-                    true => self.devices.ssd.carry_out(&mut io),
+                    true => self.devices.ssds.of(&io).carry_out(&mut io),
                     false => fill(io.buffer.as_mut_slice(), ORIGIN_MARK),
                 }
                 subject.complete(io, &mut self.port);
@@ -176,12 +186,12 @@ impl Judge {
             subject.tick(now, &mut self.port);
             while let Some(mut io) = self.port.ios.pop_front() {
                 if is_for_cache(&io) {
-                    self.devices.ssd.carry_out(&mut io);
+                    self.devices.ssds.of(&io).carry_out(&mut io);
                     subject.complete(io, &mut self.port);
                     continue;
                 }
                 match io.op {
-                    Op::Write => note(&io, &mut written)?,
+                    Op::Write => note(&*self.kind, &io, &mut written)?,
                     Op::Flush => unflushed = false,
                     Op::Read => fill(io.buffer.as_mut_slice(), ORIGIN_MARK),
                     op => return Err(format!("write-back does {op:?}")),
@@ -217,8 +227,8 @@ impl Judge {
     }
 }
 
-fn note(io: &DiskIo, written: &mut [Option<u64>; SLOTS]) -> Result<(), String> {
-    for (slot, stamp) in contents(io) {
+fn note(kind: &dyn Kind, io: &DiskIo, written: &mut [Option<u64>; SLOTS]) -> Result<(), String> {
+    for (slot, stamp) in known_contents(kind, io) {
         *written.get_mut(slot).ok_or("write-back wrote a foreign sector")? = Some(stamp);
     }
     Ok(())
@@ -251,8 +261,8 @@ fn check(model: &Model, slot: usize, shown: Shown, is_power_cut: bool) -> Result
     }
 }
 
-/// What was read before all of the log was replayed is what is read afterwards: where the cache
-/// had nothing yet, the origin has what the cache has now; what was dropped for room, too.
+/// Reads before and after the end of the replay return the same data: where the cache had no data
+/// yet, the origin has the data that the cache has now; also for data dropped for lack of space.
 fn has_not_changed(
     model: &Model,
     slot: usize,

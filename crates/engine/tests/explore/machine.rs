@@ -1,4 +1,4 @@
-//! A server with its devices, driven through a program on one thread; everything goes to a trace.
+//! A server with its devices, driven through a program on one thread; all events go to a trace.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,23 +9,25 @@ use udm::disk::{Disk, DiskIo, DiskLimits, Ring};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::target::Port;
+use udm::topology::Topology;
 use udm::units::{Nanos, SECOND};
 
+use crate::background::Background;
 use crate::elsewhere;
+use crate::judge::is_torn_format;
 use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS};
 use crate::program::Step;
 use crate::sectors::{End, Sectors};
-use crate::ssd::Ssd;
-use crate::subject::{Devices, Kind, Subject, Who};
+use crate::sim::SimMedium;
+use crate::subject::{Devices, Kind, PassesBy, Subject, Who};
 use crate::trace::{Ask, Event, Trace};
-use crate::twin::Twin;
 
 /// The origin as the engine knows it: limits. Its I/O is carried out by the driver; only an
 /// attach may flush it by itself.
 #[derive(Debug)]
 pub struct Origin {
     limits: DiskLimits,
-    twin: Arc<Twin>,
+    sim: Arc<SimMedium>,
     next_id: AtomicU32,
 }
 
@@ -33,18 +35,19 @@ pub struct Origin {
 const OWN_IDS: u32 = 1 << 31;
 
 impl Origin {
-    /// `twin` has the record.
-    pub fn named(name: &str, twin: &Arc<Twin>) -> Arc<Origin> {
+    /// `sim` has the record.
+    pub fn named(name: &str, sim: &Arc<SimMedium>) -> Arc<Origin> {
         let limits = DiskLimits {
             name: name.into(),
             size_bytes: ORIGIN_BYTES,
             block_bytes: 512,
             atomic_bytes: 512,
             has_discard: true,
+            topology: Topology::default(),
             identity: name.into(),
             kernel_name: name.into(),
         };
-        Arc::new(Origin { limits, twin: twin.clone(), next_id: AtomicU32::new(OWN_IDS) })
+        Arc::new(Origin { limits, sim: sim.clone(), next_id: AtomicU32::new(OWN_IDS) })
     }
 }
 
@@ -55,22 +58,22 @@ impl Disk for Origin {
 
     fn start(&self, io: DiskIo, ring: &mut Ring) {
         if io.op == Op::Read {
-            // A format looks what is there: nothing that it knows.
+            // A format reads the device to detect known content. There is none.
             return ring.finish(io, Ok(()));
         }
         assert!(io.op == Op::Flush, "the explorer carries out I/O itself");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.twin.note(Event::OriginFlush(id));
-        self.twin.note(Event::OriginDone(id, true));
+        self.sim.note(Event::OriginFlush(id));
+        self.sim.note(Event::OriginDone(id, true));
         ring.finish(io, Ok(()));
     }
 }
 
-/// Devices, shared memory and what may be found on them, with no server running.
+/// Devices, shared memory and their possible contents, with no server running.
 #[derive(Clone, Debug)]
-pub struct Scene {
+pub struct MachineState {
     pub image: Vec<u8>,
-    /// What a disk holds beyond that, and has not flushed.
+    /// Unflushed data of a disk.
     pub unflushed: Sectors,
     pub model: Model,
     /// What shared memory holds; empty when it was lost.
@@ -80,12 +83,12 @@ pub struct Scene {
     pub boot: u64,
 }
 
-impl Scene {
-    pub fn blank(kind: &dyn Kind, salt: u64) -> Scene {
-        Scene {
+impl MachineState {
+    pub fn blank(kind: &dyn Kind, salt: u64) -> MachineState {
+        MachineState {
             image: vec![0; kind.device_bytes()],
             unflushed: Sectors::default(),
-            model: Model::new(salt),
+            model: Model::new(salt).forgetting(kind.passes_by() == PassesBy::Always),
             shared: Vec::new(),
             attaches: 0,
             boot: 0,
@@ -93,15 +96,15 @@ impl Scene {
     }
 
     /// An empty cache that was attached once.
-    pub fn formatted(kind: &Arc<dyn Kind>, salt: u64) -> Result<Scene, String> {
-        let mut scene = Scene::blank(&**kind, salt);
-        let mut machine = Machine::new(kind, &scene, 0);
+    pub fn formatted(kind: &Arc<dyn Kind>, salt: u64) -> Result<MachineState, String> {
+        let mut initial = MachineState::blank(&**kind, salt);
+        let mut machine = Machine::new(kind, &initial, 0);
         machine.attach(Who::Server)?;
         machine.remove()?;
-        scene.image = machine.devices.twin.image();
-        scene.attaches = machine.attaches;
-        scene.model.attached();
-        Ok(scene)
+        initial.image = machine.devices.sim.image();
+        initial.attaches = machine.attaches;
+        initial.model.attached();
+        Ok(initial)
     }
 }
 
@@ -117,7 +120,7 @@ pub fn shared_of(kind: &dyn Kind, words: &[u64]) -> SharedWords {
 /// What went wrong while the program ran.
 pub type Outcome = Result<(), String>;
 
-/// What comes back later: an I/O of a disk, or a request.
+/// An I/O of a disk, or a request, that completes later.
 type Ios = Vec<(u32, DiskIo)>;
 
 pub struct Machine {
@@ -132,7 +135,7 @@ pub struct Machine {
     pub(crate) prng: Prng,
     pub(crate) attaches: u64,
     pub(crate) next_id: u32,
-    /// What the origin shows.
+    /// The origin's content.
     pub(crate) visible: Vec<u64>,
     pub(crate) writes: Ios,
     /// Writes and flushes of the cache, where it is a disk.
@@ -153,42 +156,37 @@ pub struct Machine {
     pub(crate) failing_cache: Option<Op>,
     /// From then on, requests may fail.
     pub(crate) has_cache_failed: bool,
-    /// Reads that nobody waits for: the first slot, and what each must show at least.
+    /// Reads that are not awaited: the first slot, and the least that each must return.
     pub(crate) asked: HashMap<u32, (usize, Vec<usize>)>,
-    /// Writes and flushes that nobody waits for.
+    /// Writes and flushes that are not awaited.
     pub(crate) posted: Vec<(u32, Ask)>,
-    /// What another client does within the next step.
+    /// The requests of another client within the next step.
     pub(crate) arranged: Option<u32>,
+    /// Calls for the background, of a target whose background is called.
+    pub(crate) background: Background,
 }
 
 impl Machine {
-    pub fn new(kind: &Arc<dyn Kind>, scene: &Scene, seed: u64) -> Machine {
-        let twin = Arc::new(Twin::new(scene.image.clone(), kind.ground()));
-        for (sector, content) in scene.unflushed.visible() {
-            twin.poke(sector as usize * SECTOR, content);
+    pub fn new(kind: &Arc<dyn Kind>, initial: &MachineState, seed: u64) -> Machine {
+        let sim = Arc::new(SimMedium::new(initial.image.clone(), kind.ground()));
+        for (sector, content) in initial.unflushed.visible() {
+            sim.poke(sector as usize * SECTOR, content);
         }
         let trace = Arc::new(Mutex::new(Trace::default()));
-        let shared = shared_of(&**kind, &scene.shared).in_boot(scene.boot);
-        twin.record(trace.clone(), shared.clone());
+        let shared = shared_of(&**kind, &initial.shared).in_boot(initial.boot);
+        sim.record(trace.clone(), shared.clone());
         let visible =
-            (0..SLOTS).map(|slot| scene.model.origin[slot].visible().next().unwrap()).collect();
-        let ssd = Ssd::new(&twin, scene.image.len());
+            (0..SLOTS).map(|slot| initial.model.origin[slot].visible().next().unwrap()).collect();
         Machine {
             kind: kind.clone(),
-            devices: Devices {
-                ssd,
-                origin: Origin::named("origin", &twin),
-                twin,
-                shared,
-                is_old: false,
-            },
+            devices: Devices::new(&**kind, &sim, shared),
             trace,
-            model: scene.model.clone(),
+            model: initial.model.clone(),
             subject: None,
             port: Port::new(0),
             now: 0,
             prng: Prng::new(seed),
-            attaches: scene.attaches,
+            attaches: initial.attaches,
             next_id: 0,
             visible,
             writes: Vec::new(),
@@ -202,17 +200,18 @@ impl Machine {
             is_holding_flushes: false,
             failing: None,
             has_origin_failed: false,
-            has_passed_by: false,
+            has_passed_by: kind.passes_by() == PassesBy::Always,
             failing_cache: None,
             has_cache_failed: false,
             asked: HashMap::new(),
             posted: Vec::new(),
             arranged: None,
+            background: Background::default(),
         }
     }
 
     pub(crate) fn note(&self, event: Event) {
-        self.devices.twin.note(event);
+        self.devices.sim.note(event);
     }
 
     /// Notes what the server says of the origin.
@@ -250,7 +249,7 @@ impl Machine {
                 self.ask(Ask::Write { first, count, fua, is_zero: false }, true)
             }
             Step::Zero { first, count, fua } => {
-                self.has_passed_by |= self.kind.passes_by();
+                self.has_passed_by |= self.kind.passes_by() != PassesBy::Never;
                 self.ask(Ask::Write { first, count, fua, is_zero: true }, true)
             }
             Step::Flush => self.ask(Ask::Flush, true),
@@ -259,13 +258,16 @@ impl Machine {
             }
             Step::PostFlush => self.ask(Ask::Flush, false),
             Step::PostZero { first, count } => {
-                self.has_passed_by |= self.kind.passes_by();
+                self.has_passed_by |= self.kind.passes_by() != PassesBy::Never;
                 self.ask(Ask::Write { first, count, fua: false, is_zero: true }, false)
             }
             Step::Meanwhile { first, count, fences } => self.arrange(first, count, fences),
             Step::Percent(percent) => self.percent(percent),
             Step::Message(word) => self.message(word),
             Step::Read { first, count } => self.read(first, count),
+            Step::Bring(block) => self.bring(block, true),
+            Step::Seek(block) => self.bring(block, false),
+            Step::Begin(block) => self.begin_copy(block),
             Step::HoldReads => self.hold(true, false, false),
             Step::HoldWrites => self.hold(false, true, false),
             Step::HoldCache => self.hold(false, false, true),
@@ -293,6 +295,7 @@ impl Machine {
                 self.remove()?;
                 self.attach(Who::Server)
             }
+            Step::Rest => self.rest(),
             Step::Kill => {
                 self.kill();
                 self.attach(Who::Server)?;
@@ -310,7 +313,7 @@ impl Machine {
         }
     }
 
-    /// Some of what is held, or all of it, comes back.
+    /// Some of the held I/O, or all of it, completes.
     fn let_go(&mut self, step: Step) -> Outcome {
         match step {
             Step::OneWrite => self.one_write(),
@@ -348,17 +351,20 @@ impl Machine {
 
     fn message(&mut self, word: &str) -> Outcome {
         self.has_passed_by |= word == "cleaner";
-        let done = self.target().message(&[word.to_string()]);
+        let words: Vec<String> = word.split(' ').map(String::from).collect();
+        let done = self.target().message(&words);
         self.settle();
         done.map(drop).or_else(|error| self.excused(error.to_string()))
     }
 
-    /// What goes wrong may be the cache's fault.
+    /// An error may be a device's fault.
     pub(crate) fn excused(&self, what: String) -> Outcome {
-        if self.has_cache_failed { Ok(()) } else { Err(what) }
+        // A commit that the origin's failed flush fails also fails reads that wait for it.
+        let is_origins = self.has_origin_failed && self.tells_later();
+        if self.has_cache_failed || is_origins { Ok(()) } else { Err(what) }
     }
 
-    /// Somebody else has the cache for a while.
+    /// Another server has the cache for a while.
     fn elsewhere(&mut self, what: elsewhere::What) -> Outcome {
         self.ask(Ask::Flush, true)?;
         if matches!(what, elsewhere::What::StaleKeys) {
@@ -366,9 +372,9 @@ impl Machine {
         }
         self.remove()?;
         let visible = self.visible.clone();
-        let twin = &self.devices.twin;
-        let done = self.kind.elsewhere(twin, what, &mut self.model, &visible);
-        self.note(Event::Elsewhere(self.devices.twin.image(), done));
+        let sim = &self.devices.sim;
+        let done = self.kind.elsewhere(sim, what, &mut self.model, &visible);
+        self.note(Event::Elsewhere(self.devices.sim.image(), done));
         self.attach(Who::Server)
     }
 
@@ -378,8 +384,13 @@ impl Machine {
             self.note(Event::Unbound);
         }
         self.has_cache_failed = false;
-        let subject = self.kind.open(self.devices.clone(), self.attaches, who);
+        self.has_origin_failed = false;
+        let mut subject = self.kind.open(self.devices.clone(), self.attaches, who);
+        if self.model.is_formatting && subject.as_ref().is_err_and(|error| is_torn_format(error)) {
+            subject = self.kind.open(self.devices.clone(), self.attaches, Who::Formatter);
+        }
         self.subject = Some(subject.map_err(|error| format!("attach: {error}"))?.into());
+        self.begin_background();
         self.note(Event::Attached);
         self.model.show();
         self.claim();
@@ -387,6 +398,20 @@ impl Machine {
     }
 
     fn remove(&mut self) -> Outcome {
+        self.suspend()?;
+        self.target().detach();
+        self.forget();
+        Ok(())
+    }
+
+    fn rest(&mut self) -> Outcome {
+        self.suspend()?;
+        let resumed = self.target().resume();
+        self.settle();
+        resumed.or_else(|error| self.excused(format!("resume: {error}")))
+    }
+
+    fn suspend(&mut self) -> Outcome {
         self.is_holding_reads = false;
         self.end_posted()?;
         let rested = self.target().suspend();
@@ -402,31 +427,30 @@ impl Machine {
         if !self.target().is_idle() {
             self.excused("no rest after suspend".into())?;
         }
-        self.target().detach();
-        self.forget();
         Ok(())
     }
 
-    /// The process is gone; what was on its way to the disks arrives or does not, and a flush of
-    /// the origin has failed with nobody to hear of it.
+    /// The process is gone; I/O in flight to the disks arrives or does not, and a flush of the
+    /// origin has failed without a client to get the error.
     fn kill(&mut self) {
         for (id, io) in std::mem::take(&mut self.writes) {
             let is_good = self.prng.one_in(2);
             if self.has_passed_by && (io.op == Op::Flush || !is_good) {
-                // Had it failed unheard, what passed the cache by would be lost, or come back at
-                // any time, and no server could know or help.
+                // If it failed without a report, writes that bypassed the cache would be lost, or
+                // reappear at any time, and no server could detect or prevent that.
                 self.note(Event::OriginGone(id));
                 continue;
             }
-            if io.op == Op::Write && is_good {
+            let arrives = is_good && matches!(io.op, Op::Write | Op::WriteZeroes);
+            if arrives {
                 self.arrive(&io);
             }
-            self.note(Event::OriginDone(id, is_good && io.op == Op::Write));
+            self.note(Event::OriginDone(id, arrives));
         }
         for (id, mut io) in std::mem::take(&mut self.cache_ios) {
             let arrives = io.op != Op::Flush && self.prng.one_in(2);
             let end = if arrives { End::Good } else { End::Dropped };
-            self.devices.ssd.end(id, &mut io, end);
+            self.devices.ssds.of(&io).end(id, &mut io, end);
         }
         self.forget();
     }
@@ -440,7 +464,7 @@ impl Machine {
         self.cache_ios.clear();
         self.asked.clear();
         self.posted.clear();
-        self.devices.twin.arrange(None);
+        self.devices.sim.arrange(None);
         self.arranged = None;
         self.is_holding_reads = false;
         self.is_holding_writes = false;

@@ -1,19 +1,19 @@
-//! writecache's media, read and written by hand from the format's specification, as a kernel
-//! would: what it would show of them, and what it may leave on them.
+//! writecache's media, read and written by hand from the format's specification, as a kernel would:
+//! the data that a kernel would show, and the state that it may leave.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::elsewhere::What;
 use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS, fill, offset_of, stamp_of};
-use crate::twin::Twin;
+use crate::sim::SimMedium;
 
 const MAGIC: u32 = 0x2348_9321;
 const FREE: u64 = u64::MAX;
 
-/// What a kernel finds when it activates the target.
+/// The media that a kernel finds when it activates the target.
 struct Media<'a> {
-    twin: &'a Twin,
+    sim: &'a SimMedium,
     start: u64,
     block: u64,
     data_at: u64,
@@ -28,19 +28,19 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl<'a> Media<'a> {
-    /// `None`: it is no cache.
-    fn read(twin: &'a Twin, start: u64, block: u64) -> Option<Media<'a>> {
+    /// `None`: it is not a cache.
+    fn read(sim: &'a SimMedium, start: u64, block: u64) -> Option<Media<'a>> {
         let mut superblock = [0; 64];
-        twin.read(start, &mut superblock);
+        sim.read(start, &mut superblock);
         if word(&superblock, 0) != u64::from(MAGIC) | 1 << 32 {
             return None;
         }
         let blocks = word(&superblock, 16);
         let mut bytes = vec![0; 16 * blocks as usize];
-        twin.read(start + 64, &mut bytes);
+        sim.read(start + 64, &mut bytes);
         let entry = |bytes: &[u8]| (word(bytes, 0), word(bytes, 8));
         Some(Media {
-            twin,
+            sim,
             start,
             block,
             data_at: (64 + 16 * blocks).next_multiple_of(block),
@@ -72,9 +72,14 @@ impl<'a> Media<'a> {
     }
 }
 
-/// A kernel that attached now would show nothing older than what was flushed, either.
-pub fn kernel_reads(twin: &Arc<Twin>, start: u64, block: u64, model: &Model) -> Result<(), String> {
-    let Some(media) = Media::read(twin, start, block) else {
+/// A kernel that attached now would not show data older than the flushed data either.
+pub fn kernel_reads(
+    sim: &Arc<SimMedium>,
+    start: u64,
+    block: u64,
+    model: &Model,
+) -> Result<(), String> {
+    let Some(media) = Media::read(sim, start, block) else {
         let what = || Err("a kernel does not take it for a cache".into());
         return if model.is_labelled { what() } else { Ok(()) };
     };
@@ -90,7 +95,7 @@ pub fn kernel_reads(twin: &Arc<Twin>, start: u64, block: u64, model: &Model) -> 
         let bad = match newest.get(&first) {
             Some(nth) => {
                 let mut bytes = [0; SECTOR];
-                media.twin.read(media.place(*nth) + (sector - first) * 512, &mut bytes);
+                media.sim.read(media.place(*nth) + (sector - first) * 512, &mut bytes);
                 let stamp = stamp_of(&bytes);
                 !stamp.is_some_and(|stamp| model.may_show(slot, stamp, true))
             }
@@ -104,15 +109,15 @@ pub fn kernel_reads(twin: &Arc<Twin>, start: u64, block: u64, model: &Model) -> 
     Ok(())
 }
 
-/// What a kernel does to the media; says which slots got new versions, in order.
+/// A kernel's changes of the media; returns the slots that got new versions, in order.
 pub fn change(
-    twin: &Twin,
+    sim: &SimMedium,
     start: u64,
     block: u64,
     what: What,
     model: &mut Model,
 ) -> Vec<(usize, u64)> {
-    let Some(mut media) = Media::read(twin, start, block) else { return Vec::new() };
+    let Some(mut media) = Media::read(sim, start, block) else { return Vec::new() };
     let block_slots = (block / 512) as usize;
     let wrote = match what {
         What::TwoFlushes { first, second } => {
@@ -153,8 +158,8 @@ pub fn change(
 }
 
 impl Media<'_> {
-    /// What was never committed is marked free, and what a newer entry has superseded: before the
-    /// first commit could bring it to life.
+    /// Uncommitted entries and superseded entries are marked free, before the first commit could
+    /// make them live.
     fn activate(&mut self) {
         let newest = self.newest().unwrap_or_default();
         for nth in 0..self.entries.len() {
@@ -169,7 +174,7 @@ impl Media<'_> {
     fn mark(&mut self, nth: usize, seq: u64) {
         self.entries[nth].1 = seq;
         let at = (self.start + 64) as usize + 16 * nth + 8;
-        self.twin.poke(at, &seq.to_le_bytes());
+        self.sim.poke(at, &seq.to_le_bytes());
     }
 
     /// Fills a free block with `stamp`. `false`: there is none.
@@ -179,16 +184,16 @@ impl Media<'_> {
         };
         let mut data = vec![0; self.block as usize];
         fill(&mut data, stamp);
-        self.twin.poke(self.place(nth) as usize, &data);
+        self.sim.poke(self.place(nth) as usize, &data);
         let sector = offset_of(slot) / 512;
         self.entries[nth].0 = sector;
-        self.twin.poke((self.start + 64) as usize + 16 * nth, &sector.to_le_bytes());
+        self.sim.poke((self.start + 64) as usize + 16 * nth, &sector.to_le_bytes());
         self.mark(nth, seq);
         true
     }
 
     fn commit(&mut self) {
         self.counter += 1;
-        self.twin.poke(self.start as usize + 24, &self.counter.to_le_bytes());
+        self.sim.poke(self.start as usize + 24, &self.counter.to_le_bytes());
     }
 }

@@ -1,8 +1,5 @@
-//! What may be found: per slot, the versions that clients wrote, and how old a version may be;
-//! and what may be on the origin.
-//!
-//! A *slot* is a sector that the explorer looks at. Slots lie in two spans: at the start of the
-//! device, and across the border of two 4 MiB regions (so they belong to two stripes).
+//! The allowed states: for each slot, the versions that clients wrote and the oldest allowed one;
+//! and the allowed data on the origin.
 
 use std::collections::HashMap;
 
@@ -35,7 +32,7 @@ pub fn slot_at(offset: u64) -> Option<usize> {
     None
 }
 
-/// What a version of a slot looks like: the same word 64 times; 0 for zeroes.
+/// The content of a version of a slot: the same word 64 times; 0 for zeroes.
 pub fn stamp(salt: u64, slot: usize, version: u64) -> u64 {
     let mut word = salt ^ (slot as u64) << 48 ^ version.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -55,7 +52,7 @@ pub fn fill(sector: &mut [u8], stamp: u64) {
     }
 }
 
-/// What a sector of the origin may hold.
+/// The allowed contents of a sector of the origin.
 #[derive(Clone, Debug, Default)]
 pub struct OriginSlot {
     pub durable: u64,
@@ -99,7 +96,7 @@ impl OriginSlot {
     }
 }
 
-/// Between two moments at which a client was told that something is durable.
+/// The interval between two moments at which a client was notified of durable data.
 #[derive(Clone, Debug)]
 struct Interval {
     /// The oldest version of each slot that a power cut could have left.
@@ -112,15 +109,28 @@ struct Interval {
 pub struct Model {
     pub salt: u64,
     next_version: u64,
-    /// What a dead process has left of each slot, until the next one serves.
+    /// The versions of each slot that a dead process has left, until the next server starts.
     left: Vec<usize>,
     /// Contents in the order in which they were asked for.
     pub versions: Vec<Vec<u64>>,
     /// The oldest version that a power cut may leave.
     pub flushed: Vec<usize>,
-    /// The newest version that was acknowledged: what a process death must leave.
+    /// The newest acknowledged version, which a process death must leave.
     pub done: Vec<usize>,
     pending: HashMap<u32, (Ask, Vec<usize>)>,
+    /// The oldest version that a flush makes durable: a flush that failed may have lost older ones,
+    /// and its client knows.
+    sure_from: Vec<usize>,
+    /// Whether that may be: of a target that does not write again what passed it by.
+    pub forgets: bool,
+    /// A flush of the origin failed, and no client got the error yet: if the server dies, no other
+    /// one can know.
+    owes_doubt: bool,
+    /// A write failed. Its data may appear after a death even if clients did not see it before, and
+    /// may arrive, until the sector is written again, and flushed.
+    has_ghosts: bool,
+    /// With the version that clients saw then.
+    ghosts: Vec<Vec<(usize, u64)>>,
     intervals: Vec<Interval>,
     pub origin: Vec<OriginSlot>,
     flushes: HashMap<u32, u32>,
@@ -128,12 +138,12 @@ pub struct Model {
     /// Percentages that a crash may leave.
     pub percents: Vec<u32>,
     pub is_labelled: bool,
-    is_formatting: bool,
+    pub is_formatting: bool,
     /// The cache's disk has failed, and no server has started since.
     has_cache_failed: bool,
     /// No kernel has written to the medium.
     pub is_pure: bool,
-    /// Whether the server says that the origin alone is consistent.
+    /// Whether the server reports that the origin alone is consistent.
     pub claims_consistent: bool,
 }
 
@@ -152,6 +162,11 @@ impl Model {
             flushed: vec![0; SLOTS],
             done: vec![0; SLOTS],
             pending: HashMap::new(),
+            sure_from: vec![0; SLOTS],
+            forgets: false,
+            owes_doubt: false,
+            has_ghosts: false,
+            ghosts: vec![Vec::new(); SLOTS],
             intervals: vec![Interval { oldest: vec![0; SLOTS], newest: None }],
             origin,
             flushes: HashMap::new(),
@@ -179,6 +194,11 @@ impl Model {
         self.is_formatting = false;
         self.is_labelled = true;
         self.has_cache_failed = false;
+        if self.forgets {
+            // A server does not know the failures of others: later flushes settle those.
+            let later = self.origin.iter_mut().flat_map(|slot| &mut slot.later);
+            later.for_each(|entry| entry.2 = false);
+        }
     }
 
     /// A format by force begins: binding and percentage may go.
@@ -215,12 +235,13 @@ impl Model {
         match ask {
             Ask::Write { first, count, fua, .. } => {
                 for (slot, newest) in newest.iter().enumerate().skip(first).take(count) {
-                    // What ended before a failure of the cache may be heard of only now.
+                    // The results of requests before a failure of the cache may arrive only now.
                     if fua || !self.has_cache_failed {
                         self.done[slot] = self.done[slot].max(*newest);
                     }
                     if fua {
                         self.flushed[slot] = self.flushed[slot].max(*newest);
+                        self.ghosts[slot].retain(|(seen, _)| newest <= seen);
                     }
                 }
                 if fua {
@@ -229,7 +250,10 @@ impl Model {
             }
             Ask::Flush => {
                 for (slot, flushed) in self.flushed.iter_mut().enumerate() {
-                    *flushed = (*flushed).max(newest[slot]);
+                    if newest[slot] >= self.sure_from[slot] && newest[slot] > *flushed {
+                        *flushed = newest[slot];
+                        self.ghosts[slot].retain(|(seen, _)| newest[slot] <= *seen);
+                    }
                 }
                 self.border();
             }
@@ -237,9 +261,24 @@ impl Model {
         }
     }
 
-    /// A request failed: what it asked for may have happened, or not.
+    /// The same, for a target whose requests may pass it by at any time.
+    pub fn forgetting(mut self, forgets: bool) -> Model {
+        self.forgets = forgets;
+        self
+    }
+
+    /// A request failed: it may have had an effect, or not.
     pub fn failed(&mut self, id: u32) {
-        self.pending.remove(&id);
+        let Some((ask, _)) = self.pending.remove(&id) else { return };
+        if self.forgets && matches!(ask, Ask::Flush | Ask::Write { fua: true, .. }) {
+            self.owes_doubt = false;
+            self.sure_from = self.versions.iter().map(Vec::len).collect();
+        }
+    }
+
+    /// A write to the cache's disk, or to the origin, failed.
+    pub fn write_failed(&mut self) {
+        self.has_ghosts = self.forgets;
     }
 
     /// From here on a power cut leaves at least what is flushed now.
@@ -249,7 +288,7 @@ impl Model {
         self.intervals.push(Interval { oldest: self.flushed.clone(), newest: None });
     }
 
-    /// The cache's disk has failed: what was not flushed may be lost.
+    /// The cache's disk has failed: unflushed data may be lost.
     pub fn cache_failed(&mut self) {
         self.done.clone_from(&self.flushed);
         self.has_cache_failed = true;
@@ -271,7 +310,11 @@ impl Model {
     /// Clients see what the crash left: versions beyond never were.
     pub fn show(&mut self) {
         for (slot, now) in std::mem::take(&mut self.left).into_iter().enumerate() {
-            self.versions[slot].truncate(now + 1);
+            let gone = self.versions[slot].split_off(now + 1);
+            if self.has_ghosts {
+                self.ghosts[slot].extend(gone.into_iter().map(|stamp| (now, stamp)));
+            }
+            self.sure_from[slot] = self.sure_from[slot].min(now + 1);
         }
         for interval in &mut self.intervals {
             let newest = interval.newest.iter_mut().flatten();
@@ -287,11 +330,24 @@ impl Model {
         self.pending.clear();
         self.flushes.clear();
         self.left.clear();
+        // For such a target the origin's present content counts.
+        self.claims_consistent &= !self.forgets;
+        self.has_ghosts &= !is_power_cut;
+        if std::mem::take(&mut self.owes_doubt) && !is_power_cut {
+            self.sure_from = self.versions.iter().map(Vec::len).collect();
+        }
         for (slot, &stamp) in found.iter().enumerate() {
             let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
             let versions = &self.versions[slot];
-            let now =
-                oldest + versions[oldest..].iter().rposition(|version| *version == stamp).unwrap();
+            let now = versions[oldest..].iter().rposition(|version| *version == stamp);
+            let now = now.map_or(versions.len(), |now| oldest + now);
+            if now == versions.len() {
+                debug_assert!(self.is_ghost(slot, stamp), "it was not allowed");
+                self.versions[slot].push(stamp);
+            }
+            if is_power_cut {
+                self.ghosts[slot].clear();
+            }
             self.left.push(now);
             self.done[slot] = now;
             if is_power_cut {
@@ -318,7 +374,11 @@ impl Model {
 
     /// Whether `stamp` may be what a slot has had since its version `oldest`.
     pub fn is_since(&self, slot: usize, oldest: usize, stamp: u64) -> bool {
-        self.versions[slot][oldest..].contains(&stamp)
+        self.versions[slot][oldest..].contains(&stamp) || self.is_ghost(slot, stamp)
+    }
+
+    fn is_ghost(&self, slot: usize, stamp: u64) -> bool {
+        self.ghosts[slot].iter().any(|ghost| ghost.1 == stamp)
     }
 
     pub fn origin_write(&mut self, id: u32, slots: &[(usize, u64)]) {
@@ -337,9 +397,13 @@ impl Model {
                     slot.later.iter_mut().for_each(|entry| entry.2 = true);
                 }
             }
+            self.owes_doubt |= !is_good && self.forgets;
             return;
         }
         self.newest_write += 1;
+        if !is_good {
+            self.write_failed();
+        }
         for slot in &mut self.origin {
             while let Some(place) = slot.in_flight.iter().position(|entry| entry.0 == id) {
                 let (_, stamp) = slot.in_flight.remove(place);
@@ -382,7 +446,9 @@ impl Model {
             let versions = &self.versions[slot];
             let newest = interval.newest.as_ref().map_or(versions.len() - 1, |newest| newest[slot]);
             let allowed = &versions[interval.oldest[slot]..=newest];
-            self.origin[slot].possible().all(|stamp| allowed.contains(&stamp))
+            self.origin[slot]
+                .possible()
+                .all(|stamp| allowed.contains(&stamp) || self.is_ghost(slot, stamp))
         };
         let is_fine = self
             .intervals

@@ -9,8 +9,8 @@ use udm::table::Word;
 
 use crate::elsewhere::{self, What};
 use crate::model::{Model, ORIGIN_BYTES};
-use crate::subject::{Devices, Ground, Kind, Subject, Who};
-use crate::twin::Twin;
+use crate::sim::SimMedium;
+use crate::subject::{Devices, Ground, Kind, PassesBy, Subject, Who};
 
 pub const GEOMETRY: Geometry = Geometry { segment_bytes: 12288 + 4096, device_bytes_min: 0 };
 const STRIPES: usize = 2;
@@ -25,7 +25,7 @@ impl Subject for Pcache {
     }
 }
 
-/// What a history runs on.
+/// The devices and options of a history.
 #[derive(Clone, Debug)]
 pub struct PcacheKind {
     segments: u64,
@@ -66,8 +66,8 @@ impl Kind for PcacheKind {
         Ground::Memory(self.persistence)
     }
 
-    fn passes_by(&self) -> bool {
-        false
+    fn passes_by(&self) -> PassesBy {
+        PassesBy::Never
     }
 
     fn shared_words(&self) -> usize {
@@ -89,9 +89,9 @@ impl Kind for PcacheKind {
             flat_from: flat_from(attaches, who),
             ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
-        let keeper = devices.keeper();
-        let Devices { twin, origin, .. } = devices;
-        let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, keeper, &options);
+        let shared_store = devices.shared_store();
+        let Devices { sim, origin, .. } = devices;
+        let pcache = Pcache::open(args, ORIGIN_BYTES, sim, origin, shared_store, &options);
         pcache.map(|pcache| Box::new(pcache) as _).map_err(|error| error.to_string())
     }
 
@@ -99,7 +99,7 @@ impl Kind for PcacheKind {
         true
     }
 
-    /// Part of what lets a segment be reused: a tail, or a generation.
+    /// A record that allows the reuse of a segment: a tail, or a generation.
     fn is_telling(&self, at: u32) -> bool {
         let at = u64::from(at);
         let in_segment = at.wrapping_sub(20480) % GEOMETRY.segment_bytes;
@@ -107,11 +107,11 @@ impl Kind for PcacheKind {
     }
 
     /// No key of a reused segment is in a log that only udm wrote.
-    fn look(&self, twin: &Arc<Twin>, model: &Model, _: bool) -> Result<(), String> {
+    fn look(&self, sim: &Arc<SimMedium>, model: &Model, _: bool) -> Result<(), String> {
         if !model.is_pure {
             return Ok(());
         }
-        match inspect::inspect(twin.clone(), GEOMETRY) {
+        match inspect::inspect(sim.clone(), GEOMETRY) {
             Ok(report) if report.stale_keys > 0 => {
                 Err(format!("{} keys of reused segments are in the log", report.stale_keys))
             }
@@ -134,11 +134,11 @@ impl Kind for PcacheKind {
 
     fn elsewhere(
         &self,
-        twin: &Twin,
+        sim: &SimMedium,
         what: What,
         model: &mut Model,
         origin: &[u64],
     ) -> Vec<(usize, u64)> {
-        elsewhere::change(twin, what, model, origin)
+        elsewhere::change(sim, what, model, origin)
     }
 }

@@ -9,8 +9,8 @@ use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words_for};
 use crate::elsewhere::What;
 use crate::media;
 use crate::model::{Model, ORIGIN_BYTES};
-use crate::subject::{Devices, Ground, Kind, Subject, Who};
-use crate::twin::Twin;
+use crate::sim::SimMedium;
+use crate::subject::{Devices, Ground, Kind, PassesBy, Subject, Who};
 
 const STRIPES: usize = 2;
 /// Uncommitted blocks of a stripe, in a cache of a few blocks and of many.
@@ -26,7 +26,7 @@ impl Subject for Writecache {
     }
 }
 
-/// What a history runs on.
+/// The devices and options of a history.
 #[derive(Clone, Debug)]
 pub struct WritecacheKind {
     ground: Ground,
@@ -62,8 +62,8 @@ impl Kind for WritecacheKind {
         self.block as usize / 512
     }
 
-    fn passes_by(&self) -> bool {
-        true
+    fn passes_by(&self) -> PassesBy {
+        PassesBy::Sometimes
     }
 
     fn shared_words(&self) -> usize {
@@ -80,15 +80,16 @@ impl Kind for WritecacheKind {
             stripes: STRIPES,
             ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
-        let keeper = devices.keeper();
-        let Devices { twin, ssd, origin, .. } = devices;
+        let shared_store = devices.shared_store();
+        let Devices { sim, ssds, origin, .. } = devices;
         let args = self.args.clone();
         let target = match self.ground {
             Ground::Memory(_) => {
-                Writecache::open_pmem(args, ORIGIN_BYTES, origin, twin, keeper, &options)
+                Writecache::open_pmem(args, ORIGIN_BYTES, origin, sim, shared_store, &options)
             }
             Ground::Disk => {
-                Writecache::open_disk(args, ORIGIN_BYTES, origin, ssd, keeper, &options)
+                let ssd = ssds.data;
+                Writecache::open_disk(args, ORIGIN_BYTES, origin, ssd, shared_store, &options)
             }
         };
         target.map(|target| Box::new(target) as _).map_err(|error| error.to_string())
@@ -103,8 +104,8 @@ impl Kind for WritecacheKind {
         (self.start..self.start + 64 + 16 * self.blocks).contains(&u64::from(at))
     }
 
-    fn look(&self, twin: &Arc<Twin>, model: &Model, _: bool) -> Result<(), String> {
-        media::kernel_reads(twin, self.start, self.block, model)
+    fn look(&self, sim: &Arc<SimMedium>, model: &Model, _: bool) -> Result<(), String> {
+        media::kernel_reads(sim, self.start, self.block, model)
     }
 
     fn check(&self, subject: &dyn Subject, _: &Model) -> Result<(), String> {
@@ -114,11 +115,11 @@ impl Kind for WritecacheKind {
 
     fn elsewhere(
         &self,
-        twin: &Twin,
+        sim: &SimMedium,
         what: What,
         model: &mut Model,
         _: &[u64],
     ) -> Vec<(usize, u64)> {
-        media::change(twin, self.start, self.block, what, model)
+        media::change(sim, self.start, self.block, what, model)
     }
 }

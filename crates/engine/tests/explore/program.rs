@@ -1,4 +1,5 @@
-//! What clients and the world do, step by step. Each target has programs of its own, made of these.
+//! The actions of clients and of the environment, step by step. Each target has its own programs,
+//! made of these.
 
 use udm::bio::Op;
 use udm::prng::Prng;
@@ -18,7 +19,7 @@ pub enum Step {
         fua: bool,
     },
     Flush,
-    /// As `Write`, `Flush` and `Zero`, but nobody waits for the end.
+    /// As `Write`, `Flush` and `Zero`, but the client does not wait for the end.
     Post {
         first: usize,
         count: usize,
@@ -41,6 +42,14 @@ pub enum Step {
         first: usize,
         count: usize,
     },
+    /// Reads a block of the origin until the cache has it.
+    Bring(u64),
+    /// The same, but the cache may not want it.
+    Seek(u64),
+    /// The same until the cache begins to copy it; its disks are held from then on.
+    Begin(u64),
+    /// Suspend, and resume.
+    Rest,
     /// Reads of the origin do not come back until `Release`.
     HoldReads,
     /// Writes and flushes of the origin do not come back until `Release`.
@@ -95,9 +104,9 @@ pub const fn r(first: usize, count: usize) -> Step {
     Read { first, count }
 }
 
-/// A program with others at work in between: they post what nobody waits for, and let requests of
-/// disks end out of order. (No [`Meanwhile`]: that is for places where no lock is held that a write
-/// needs, as written programs know them.)
+/// A program with other clients in between: they post requests without waiting, and let requests of
+/// disks end out of order. (No [`Meanwhile`]: that is for points where no lock is held that a write
+/// needs, which only written programs know.)
 pub fn with_others(prng: &mut Prng, steps: Vec<Step>, is_disk: bool) -> Vec<Step> {
     // Zeroes may pass by, which not every program is made for.
     let zeroes = steps.iter().any(|step| matches!(step, Zero { .. }));

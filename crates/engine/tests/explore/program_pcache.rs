@@ -1,4 +1,5 @@
-//! What clients and the world do to a pcache: short written programs, and random ones from a seed.
+//! The actions of clients and of the environment on a pcache: short written programs, and random
+//! ones from a seed.
 
 use udm::prng::Prng;
 
@@ -7,7 +8,7 @@ use crate::model::SLOTS;
 use crate::program::Step::{self, *};
 use crate::program::{fua, r, range, w, z};
 
-/// The written stories, by number.
+/// The written cases, by number.
 pub fn written(nth: usize) -> Vec<Step> {
     match nth.checked_sub(SHORT.len()) {
         None => SHORT[nth].to_vec(),
@@ -86,8 +87,8 @@ fn laps() -> Vec<Step> {
     steps
 }
 
-/// Some slots are read again and again while data goes round the segments: they are moved, kept in
-/// place by servers that find them there, and written again in between.
+/// Some slots are read again and again while data passes through the segments: they are moved, kept
+/// in place by later servers, and written again in between.
 fn hot_laps() -> Vec<Step> {
     let mut steps = vec![w(12, 4), Flush, r(12, 4), r(12, 4), r(12, 4), Drain];
     for nth in 0..14 {
@@ -103,8 +104,8 @@ fn hot_laps() -> Vec<Step> {
     steps
 }
 
-/// What is hot yields: write-back hangs while more is written than was free, so that writes and
-/// the background drop what is clean, and move the hottest; then the origin goes on.
+/// Hot data yields: write-back hangs while more is written than was free, so that writes and the
+/// background drop clean data, and move the hottest; then the origin continues.
 fn pressed_laps() -> Vec<Step> {
     let mut steps = vec![w(12, 4), Flush, r(12, 4), r(12, 4), r(12, 4), Drain];
     for nth in 0..7 {
@@ -122,8 +123,8 @@ fn pressed_laps() -> Vec<Step> {
     steps
 }
 
-/// While a long log is being replayed, what was written since goes round the segments; an older
-/// version of it stands in the log in front of what is hot and shares a segment with that.
+/// While a long log is being replayed, newer data passes through the segments; an older version of
+/// it is in the log before the hot data and shares a segment with it.
 fn outlived() -> Vec<Step> {
     let mut steps = vec![Remove, z(0, 1), w(8, 1), Flush, Drain];
     for nth in 0..50 {
@@ -158,7 +159,8 @@ fn hidden_laps() -> Vec<Step> {
     steps
 }
 
-/// The log goes round the segments and meets what it wrote before: zeroes cost nothing but log.
+/// The log passes through all segments and reaches its own earlier records: zeroes take only log
+/// space.
 fn log_laps() -> Vec<Step> {
     let mut steps = vec![Percent(0)];
     for nth in 0..330 {

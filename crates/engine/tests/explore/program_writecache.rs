@@ -1,4 +1,5 @@
-//! What clients and the world do to a writecache: short written programs, and random ones.
+//! The actions of clients and of the environment on a writecache: short written programs, and
+//! random ones.
 
 use udm::bio::Op;
 use udm::prng::Prng;
@@ -16,8 +17,8 @@ const fn post_fua(first: usize, count: usize) -> Step {
     Post { first, count, fua: true }
 }
 
-/// The written stories.
-pub const STORIES: &[&[Step]] = &[
+/// The written cases.
+pub const CASES: &[&[Step]] = &[
     &[],
     &[w(0, 2), w(12, 2), Flush, w(0, 2), fua(14, 2), w(2, 2)],
     &[w(0, 4), z(2, 2), Flush, z(12, 2), fua(2, 2), Drain, w(0, 2), Flush],
@@ -102,7 +103,7 @@ pub const STORIES: &[&[Step]] = &[
         Release,
         Flush,
     ],
-    // What a kernel may leave.
+    // States that a kernel may leave.
     &[w(0, 2), Flush, Kernel(What::TwoFlushes { first: 3, second: 4 }), Tick(20), w(0, 2), Flush],
     &[w(0, 2), Flush, Kernel(What::TwoFlushes { first: 0, second: 1 }), Drain, w(1, 1), Flush],
     &[w(0, 2), Flush, Kernel(What::Uncommitted { first: 0, beyond: 0 }), Check, w(2, 2), Flush],
@@ -137,7 +138,7 @@ pub const STORIES: &[&[Step]] = &[
         fua(4, 2),
         Flush,
     ],
-    // A write passes by, and ends, while somebody else's flush of the origin is under way.
+    // A write bypasses the cache and ends while another client's flush of the origin is in flight.
     &[
         Message("cleaner"),
         w(0, 2),
@@ -185,7 +186,7 @@ pub const STORIES: &[&[Step]] = &[
         Kill,
         Check,
     ],
-    // Blocks are overwritten, and rounds close those alone, which leave the counter as it is; then
+    // Blocks are overwritten, and rounds close only those, which does not change the counter; then
     // two lists of one stripe are filled, and the process dies.
     &[fua(0, 2), w(0, 2), Flush, w(4, 2), HoldFlushes, PostFlush, w(4, 2), Kill, Check],
     &[
@@ -201,8 +202,8 @@ pub const STORIES: &[&[Step]] = &[
         Kill,
         Check,
     ],
-    // A block is overwritten before a round and within it, and a lot is written after that: what
-    // it looked like the first time is past.
+    // A block is overwritten before a round and within it, and many writes follow: its first
+    // fingerprint is outdated.
     &[
         fua(0, 1),
         w(0, 1),

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "mutants")]
 use udm::mutants::{self, Mutant};
 
-use crate::explore::{Counts, Effort, Explorer, Found, quietly};
-use crate::machine::Scene;
-use crate::program::Step;
-use crate::stories::{
-    LONG_FROM, PCACHE, PCACHE_REGRESSIONS, WRITECACHE, WRITECACHE_REGRESSIONS, is_in_short_form,
-    story,
+use crate::cases::{
+    CACHE, LONG_FROM, PCACHE, PCACHE_REGRESSIONS, WRITECACHE, WRITECACHE_REGRESSIONS, case,
+    is_in_short_form,
 };
+use crate::explore::{Counts, Effort, Explorer, Found, quietly};
+use crate::machine::MachineState;
+use crate::program::Step;
 use crate::subject::Kind;
 
 fn effort(seed: u64) -> Effort {
@@ -32,25 +32,25 @@ fn effort(seed: u64) -> Effort {
 
 fn explore(seed: u64, kind: &Arc<dyn Kind>, program: &[Step]) -> (Counts, Found) {
     let mut explorer = Explorer::new(kind, effort(seed), seed);
-    // The first story is that of a blank device; in the others the cache is there already.
+    // The first case has a blank device; in the others the cache already exists.
     let salt = seed ^ 0x00DD_5EED;
-    let scene = match program.is_empty() {
-        true => Ok(Scene::blank(&**kind, salt)),
-        false => quietly(|| Scene::formatted(kind, salt)),
+    let initial = match program.is_empty() {
+        true => Ok(MachineState::blank(&**kind, salt)),
+        false => quietly(|| MachineState::formatted(kind, salt)),
     };
-    let found = scene.and_then(|scene| explorer.history(&scene, program, 0));
+    let found = initial.and_then(|initial| explorer.history(&initial, program, 0));
     explorer.counts.histories = 1;
     (explorer.counts, found)
 }
 
 fn explore_seed(seed: u64) -> (Counts, Found) {
-    let (kind, program) = story(seed);
+    let (kind, program) = case(seed);
     explore(seed, &kind, &program)
 }
 
 /// Leaves out whatever the failure does not need, for a while.
 fn minimised(seed: u64) -> (Vec<Step>, String) {
-    let (kind, mut program) = story(seed);
+    let (kind, mut program) = case(seed);
     let mut what = String::new();
     let end = Instant::now() + Duration::from_secs(20);
     let mut nth = 0;
@@ -68,7 +68,7 @@ fn minimised(seed: u64) -> (Vec<Step>, String) {
 }
 
 fn describe(seed: u64, what: &str) -> String {
-    let (kind, program) = story(seed);
+    let (kind, program) = case(seed);
     let (least, least_what) = minimised(seed);
     format!(
         "{what}\n  replay: make explore EXPLORE_SEED={seed}\n  on {kind:?}, {} steps\n  \
@@ -174,6 +174,12 @@ fn every_crash_state_of_writecache_keeps_the_promises() {
     explore_these("writecache", seeds, if IS_WHOLE { 500_000 } else { 150_000 });
 }
 
+#[test]
+fn every_crash_state_of_cache_keeps_the_promises() {
+    let seeds = CACHE.filter(|&seed| IS_WHOLE || is_in_short_form(seed, CACHE));
+    explore_these("cache", seeds.collect(), if IS_WHOLE { 500_000 } else { 150_000 });
+}
+
 /// The long run: `make soak SECONDS=n SEED=s`.
 #[test]
 #[ignore = "runs as long as EXPLORE_SECONDS says"]
@@ -185,11 +191,11 @@ fn soak() {
     });
 }
 
-/// Mutants that the short form may miss: only histories that it leaves out kill these.
+/// Mutants that the short form may miss: only histories that it omits kill these.
 #[cfg(feature = "mutants")]
 const DEAR: [&str; 1] = ["UnflushedWrittenBack"];
 
-/// Lets every mutant of `group` run until one of `seeds` kills it; those of the short form first.
+/// Runs every mutant of `group` until one of `seeds` kills it; the seeds of the short form first.
 #[cfg(feature = "mutants")]
 fn kill_all(group: &[Mutant], range: Range<u64>) {
     let wanted = std::env::var("EXPLORE_MUTANT").ok();

@@ -1,19 +1,31 @@
-//! What a crash may leave of a disk: each sector keeps its durable content, or any that was
-//! written since the last flush that covers it, whether that write had completed or not.
+//! The states that a crash may leave of a disk: each sector keeps its durable content, or any that
+//! was written since the last flush that covers it, whether that write had completed or not.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::twin::PendingLine;
+use crate::sim::PendingLine;
 
 pub const SECTOR: usize = 512;
 
 /// What happens to a disk.
 #[derive(Clone, Debug)]
 pub enum DiskEvent {
-    Write { id: u32, at: u32, bytes: Box<[u8]> },
-    Flush { id: u32 },
-    Done { id: u32, end: End },
+    Write {
+        id: u32,
+        at: u32,
+        bytes: Box<[u8]>,
+    },
+    /// Of these sectors: those of one disk.
+    Flush {
+        id: u32,
+        sectors: Range<u32>,
+    },
+    Done {
+        id: u32,
+        end: End,
+    },
 }
 
 /// How an I/O ends.
@@ -31,13 +43,14 @@ pub enum End {
 /// Written and not flushed: number of the write, content, and whether no later flush helps.
 type Later = (u32, Box<[u8]>, bool);
 
-/// What is between a disk's durable content and what it was told.
+/// The writes of a disk that are not durable.
 #[derive(Clone, Debug, Default)]
 pub struct Sectors {
     later: BTreeMap<u32, Vec<Later>>,
     in_flight: Vec<(u32, u32, Box<[u8]>)>,
-    /// Flushes under way, and the last write that had completed when each started.
-    flushes: HashMap<u32, u32>,
+    /// Flushes under way: the sectors of the disk, and the last write that had completed when the
+    /// flush started.
+    flushes: HashMap<u32, (Range<u32>, u32)>,
     newest: u32,
 }
 
@@ -46,8 +59,13 @@ impl Sectors {
         self.in_flight.push((id, at, bytes));
     }
 
-    pub fn begin_flush(&mut self, id: u32) {
-        self.flushes.insert(id, self.newest);
+    pub fn begin_flush(&mut self, id: u32, sectors: Range<u32>) {
+        self.flushes.insert(id, (sectors, self.newest));
+    }
+
+    /// From now on later flushes settle what failures have left open.
+    pub fn forget_failures(&mut self) {
+        self.later.values_mut().flatten().for_each(|later| later.2 = false);
     }
 
     /// Whether it is a flush under way.
@@ -64,11 +82,12 @@ impl Sectors {
         read: impl Fn(u32) -> Box<[u8]>,
         mut settle: impl FnMut(u32, &[u8]),
     ) {
-        if let Some(upto) = self.flushes.remove(&id) {
+        if let Some((sectors, upto)) = self.flushes.remove(&id) {
             match end {
-                End::Good => self.flush(upto, &mut settle),
+                End::Good => self.flush(&sectors, upto, &mut settle),
                 End::Failed { .. } => {
-                    self.later.values_mut().flatten().for_each(|later| later.2 = true);
+                    let later = self.later.range_mut(sectors).flat_map(|(_, later)| later);
+                    later.for_each(|later| later.2 = true);
                 }
                 End::Dropped => {}
             }
@@ -94,8 +113,11 @@ impl Sectors {
         }
     }
 
-    fn flush(&mut self, upto: u32, settle: &mut impl FnMut(u32, &[u8])) {
+    fn flush(&mut self, of: &Range<u32>, upto: u32, settle: &mut impl FnMut(u32, &[u8])) {
         self.later.retain(|sector, later| {
+            if !of.contains(sector) {
+                return true;
+            }
             let covered = later.iter().rposition(|entry| entry.0 <= upto && !entry.2);
             if let Some(covered) = covered {
                 settle(*sector, &later[covered].1);
@@ -105,7 +127,7 @@ impl Sectors {
         });
     }
 
-    /// What is there when the sender of the I/O is gone, and these sectors arrived.
+    /// The state when the sender of the I/O is gone, and these sectors arrived.
     pub fn left_behind(&self, arrived: impl Iterator<Item = (u32, Box<[u8]>)>) -> Sectors {
         let mut left =
             Sectors { later: self.later.clone(), newest: self.newest, ..Sectors::default() };
@@ -115,12 +137,12 @@ impl Sectors {
         left
     }
 
-    /// What is read beyond what is durable: sector and content.
+    /// Readable content that is not durable: sector and content.
     pub fn visible(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.later.iter().filter_map(|(sector, later)| Some((*sector, &*later.last()?.1)))
     }
 
-    /// The sectors that may hold something else than what is durable.
+    /// The sectors whose content may differ from the durable one.
     pub fn numbers(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> = self.later.keys().copied().collect();
         for (_, at, bytes) in &self.in_flight {
@@ -132,7 +154,7 @@ impl Sectors {
         numbers
     }
 
-    /// What a power cut may leave, over the durable content.
+    /// The states after a power failure, over the durable content.
     pub fn left_by_power_cut(&self, durable: impl Fn(u32) -> Box<[u8]>) -> Arc<[PendingLine]> {
         let left = |number: u32| {
             let later = self.later.get(&number).into_iter().flatten();
@@ -145,8 +167,8 @@ impl Sectors {
         self.numbers().into_iter().filter_map(left).collect()
     }
 
-    /// What the death of the process may leave, over what is read: writes under way arrive or
-    /// do not.
+    /// The states after the death of the process, over the readable content: writes in flight
+    /// arrive or do not.
     pub fn left_by_death(&self, durable: impl Fn(u32) -> Box<[u8]>) -> Arc<[PendingLine]> {
         let left = |number: u32| {
             let now = self.later.get(&number).and_then(|later| later.last());

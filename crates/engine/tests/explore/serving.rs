@@ -7,23 +7,23 @@ use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::DiskIo;
 use udm::error::Status;
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::units::SECOND;
 
 use crate::machine::{Machine, Outcome};
-use crate::model::{SECTOR, SLOTS, fill, offset_of, slot_at, stamp_of};
+use crate::model::{SECTOR, SLOTS, SPANS, fill, offset_of, slot_at, stamp_of};
 use crate::sectors::End;
 use crate::ssd::is_for_cache;
-use crate::subject::Ground;
+use crate::subject::{Ground, Kind, PassesBy};
 use crate::trace::{Ask, Event};
 
 thread_local! {
     /// A client's memory, with room for any write.
-    static CLIENT: Foreign = {
+    static CLIENT: ClientMemory = {
         let bytes = (SLOTS * SECTOR) as u64;
         let file = memfd_create("client", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, bytes).unwrap();
-        Foreign::map(&file, 0, bytes).unwrap()
+        ClientMemory::map(&file, 0, bytes).unwrap()
     };
 }
 
@@ -39,7 +39,7 @@ impl Machine {
         let bio = self.bio(id, ask);
         self.note(Event::Submit(id, ask));
         self.model.submit(id, ask);
-        self.has_origin_failed &= !self.posted.is_empty();
+        self.has_origin_failed &= !self.posted.is_empty() || self.tells_later();
         if !waits {
             self.posted.push((id, ask));
             self.submit(bio);
@@ -65,10 +65,10 @@ impl Machine {
             }
             self.go_on();
         }
-        Err(format!("requests wait for ever: {}", self.target().status()))
+        Err(format!("requests wait indefinitely: {}", self.target().status()))
     }
 
-    /// Time passes, and what was parked is tried again.
+    /// Time passes, and parked requests are tried again.
     fn go_on(&mut self) {
         self.release();
         self.tick(SECOND / 10);
@@ -98,19 +98,32 @@ impl Machine {
         let token = u64::from(id);
         match ask {
             Ask::Write { first, count, fua, is_zero: true } => {
-                let len = (count * SECTOR) as u64;
+                let len = self.bytes_of(first, count);
                 let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
                 Bio::bare(op, offset_of(first), len, fua, token)
             }
             Ask::Write { first, count, fua, .. } => {
-                let mut buffer = Buffer::zeroed(count * SECTOR);
-                for (nth, sector) in buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
+                let mut buffer = Buffer::zeroed(self.bytes_of(first, count) as usize);
+                let sectors = buffer.as_mut_slice().chunks_mut(SECTOR).take(count);
+                for (nth, sector) in sectors.enumerate() {
                     fill(sector, self.model.next_stamp(first + nth, false));
                 }
                 Bio::write(offset_of(first), buffer, fua, token)
             }
             Ask::Flush | Ask::Percent(_) => Bio::flush(token),
         }
+    }
+
+    /// Whether the next flush of a client reports a failed flush that no client had asked for.
+    pub(crate) fn tells_later(&self) -> bool {
+        self.kind.passes_by() == PassesBy::Always
+    }
+
+    /// Bytes of a request for these slots. All slots of a block mean all of the block.
+    fn bytes_of(&self, first: usize, count: usize) -> u64 {
+        let whole = self.kind.copied_bytes();
+        let is_whole = whole > 0 && (first, count) == (0, SPANS[0].1);
+        if is_whole { whole } else { (count * SECTOR) as u64 }
     }
 
     fn ended(&mut self, id: u32, status: Result<(), Status>) -> Outcome {
@@ -124,7 +137,7 @@ impl Machine {
                 self.note(Event::Failed(id));
                 self.model.failed(id);
                 // A target that lets requests pass by answers for the origin's failures.
-                match self.has_origin_failed && self.kind.passes_by() {
+                match self.has_origin_failed && self.kind.passes_by() != PassesBy::Never {
                     true => Ok(()),
                     false => self.excused(format!("request failed: {status}")),
                 }
@@ -142,7 +155,8 @@ impl Machine {
 
     /// Whether a write was done without a bio: every second one comes from a client's memory.
     fn is_copied(&self, bio: &Bio) -> bool {
-        if bio.op != Op::Write || bio.progress > 0 || bio.token.is_multiple_of(2) {
+        let fits = bio.buffer.len() <= SLOTS * SECTOR;
+        if bio.op != Op::Write || !fits || bio.progress > 0 || bio.token.is_multiple_of(2) {
             return false;
         }
         CLIENT.with(|memory| {
@@ -153,7 +167,7 @@ impl Machine {
         })
     }
 
-    /// Ends what came back and nobody waits for.
+    /// Ends completed requests without a waiting client.
     pub(crate) fn collect(&mut self) -> Outcome {
         let mut others = VecDeque::new();
         while let Some(bio) = self.port.done.pop_front() {
@@ -172,7 +186,7 @@ impl Machine {
     }
 
     /// Submits a bio and waits for it, with background ticks while it is parked.
-    fn serve(&mut self, bio: Bio) -> Result<Bio, String> {
+    pub(crate) fn serve(&mut self, bio: Bio) -> Result<Bio, String> {
         let token = bio.token;
         self.submit(bio);
         for _ in 0..400 {
@@ -183,7 +197,7 @@ impl Machine {
             // Waiting ends only if the disks are let go on.
             self.go_on();
         }
-        Err(format!("a request waits for ever: {}", self.target().status()))
+        Err(format!("a request waits indefinitely: {}", self.target().status()))
     }
 
     /// Starts what the target wants; completes it unless it is held.
@@ -198,6 +212,9 @@ impl Machine {
             if !self.reads.is_empty() {
                 let io = self.reads.remove(0);
                 self.finish_read(io);
+                continue;
+            }
+            if self.turn_background() {
                 continue;
             }
             let origin = !self.is_holding_writes && !self.writes.is_empty();
@@ -217,13 +234,13 @@ impl Machine {
 
     fn start(&mut self, io: DiskIo) {
         match io.op {
-            // Write-back reads a disk, too, and must not wait for clients' reads.
+            // Write-back also reads a disk, and must not wait for clients' reads.
             Op::Read if self.is_holding_reads && (self.is_reading || !self.is_on_disk()) => {
                 self.held_reads.push(io);
             }
             Op::Read => self.reads.push(io),
             _ if is_for_cache(&io) => {
-                let id = self.devices.ssd.begin(&io);
+                let id = self.devices.ssds.of(&io).begin(&io);
                 self.cache_ios.push((id, io));
             }
             Op::Flush => {
@@ -234,7 +251,7 @@ impl Machine {
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 self.claim();
                 let id = self.id();
-                self.note(Event::OriginWrite(id, contents(&io)));
+                self.note(Event::OriginWrite(id, known_contents(&*self.kind, &io)));
                 self.writes.push((id, io));
             }
         }
@@ -242,7 +259,7 @@ impl Machine {
 
     fn finish_read(&mut self, mut io: DiskIo) {
         if is_for_cache(&io) {
-            self.devices.ssd.carry_out(&mut io);
+            self.devices.ssds.of(&io).carry_out(&mut io);
         } else {
             for (nth, sector) in io.buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
                 let slot = slot_at(io.offset + (nth * SECTOR) as u64);
@@ -276,7 +293,7 @@ impl Machine {
             }
             _ => false,
         };
-        // A discarded sector reads as zeroes or as before; nobody can rely on either.
+        // A discarded sector reads as zeroes or as before; clients cannot rely on either.
         let is_void = io.op == Op::Discard && self.prng.one_in(2);
         if fails {
             self.has_origin_failed = true;
@@ -320,19 +337,24 @@ impl Machine {
         if fails {
             self.failing_cache = None;
             self.has_cache_failed = true;
+            self.note(Event::CacheRefused);
+            self.model.write_failed();
             // A write of data fails alone; anything else is the end of the cache.
-            if io.op == Op::Flush || self.kind.is_telling(io.offset as u32) {
+            if io.op == Op::Flush
+                || self.kind.is_telling(self.devices.ssds.of(&io).place(&io) as u32)
+            {
                 self.note(Event::CacheFailed);
                 self.model.cache_failed();
             }
         }
         if fails && io.op == Op::Flush {
-            // Who is killed between the end of a flush and hearing of it cannot tell anybody.
+            // A server that is killed between the end of a flush and its completion cannot report
+            // the result.
             io.result = Err(Status::Io);
             self.subject.as_ref().unwrap().complete(io, &mut self.port);
-            return self.devices.ssd.note_end(id, end);
+            return self.devices.ssds.data.note_end(id, end);
         }
-        self.devices.ssd.end(id, &mut io, end);
+        self.devices.ssds.of(&io).end(id, &mut io, end);
         self.subject.as_ref().unwrap().complete(io, &mut self.port);
         self.claim();
     }
@@ -374,7 +396,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Clients look at everything after a death: that is what must stay from now on.
+    /// Clients read all slots after a death: these versions must remain from now on.
     pub(crate) fn take_stock(&mut self) -> Outcome {
         let mut found = Vec::with_capacity(SLOTS);
         for first in (0..SLOTS).step_by(self.kind.block_slots()) {
@@ -409,7 +431,7 @@ impl Machine {
     }
 }
 
-/// What a write carries: slot (or a number beyond, for foreign sectors) and content.
+/// The content of a write: slot (or a number beyond, for foreign sectors) and content.
 pub fn contents(io: &DiskIo) -> Vec<(usize, u64)> {
     let slot = |nth: usize| slot_at(io.offset + (nth * SECTOR) as u64).unwrap_or(usize::MAX);
     if io.buffer.is_empty() {
@@ -417,4 +439,13 @@ pub fn contents(io: &DiskIo) -> Vec<(usize, u64)> {
     }
     let sectors = io.buffer.as_slice().chunks(SECTOR).enumerate();
     sectors.map(|(nth, sector)| (slot(nth), stamp_of(sector).unwrap_or(u64::MAX))).collect()
+}
+
+/// The same, without the zeroes that a target copies along with the explorer's sectors.
+pub fn known_contents(kind: &dyn Kind, io: &DiskIo) -> Vec<(usize, u64)> {
+    let mut contents = contents(io);
+    if kind.copied_bytes() > 0 {
+        contents.retain(|content| *content != (usize::MAX, 0));
+    }
+    contents
 }

@@ -1,20 +1,20 @@
-//! What the machine, the judge and the explorer need to know of a target: how it is opened, what
-//! its cache stands on, and what is looked at beside what clients see.
+//! The interface of a target for the machine, the judge and the explorer: how it is opened, the
+//! medium of its cache, and the checks in addition to the clients' view.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use udm::pmem::Persistence;
-use udm::shm::{Keeper, SharedWords};
+use udm::shm::{SharedStore, SharedWords};
 use udm::target::Target;
 
 use crate::elsewhere::What;
 use crate::machine::Origin;
 use crate::model::Model;
-use crate::ssd::Ssd;
-use crate::twin::{LINE, Twin};
+use crate::sim::{LINE, SimMedium};
+use crate::ssd::Ssds;
 
-/// What a cache stands on.
+/// The kind of a cache's medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ground {
     Memory(Persistence),
@@ -35,12 +35,12 @@ impl Ground {
     }
 }
 
-/// What a server is opened on.
+/// The devices of a server.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    pub twin: Arc<Twin>,
-    /// The same content, as a disk.
-    pub ssd: Arc<Ssd>,
+    pub sim: Arc<SimMedium>,
+    /// The same content, as disks.
+    pub ssds: Ssds,
     pub origin: Arc<Origin>,
     pub shared: SharedWords,
     /// The memory lies where servers before this version kept it.
@@ -48,12 +48,34 @@ pub struct Devices {
 }
 
 impl Devices {
-    pub fn keeper(&self) -> Keeper {
+    /// The devices of a server of this kind.
+    pub fn new(kind: &dyn Kind, sim: &Arc<SimMedium>, shared: SharedWords) -> Devices {
+        let metadata = kind.metadata_bytes();
+        Devices {
+            sim: sim.clone(),
+            ssds: Ssds::new(sim, kind.device_bytes() - metadata, metadata),
+            origin: Origin::named("origin", sim),
+            shared,
+            is_old: false,
+        }
+    }
+
+    pub fn shared_store(&self) -> SharedStore {
         match self.is_old {
-            true => Keeper::old(self.shared.clone()),
+            true => SharedStore::old(self.shared.clone()),
             false => self.shared.clone().into(),
         }
     }
+}
+
+/// When requests go to the origin alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassesBy {
+    Never,
+    /// In the mode `cleaner`, and discards.
+    Sometimes,
+    /// All blocks that the cache does not have.
+    Always,
 }
 
 /// Who opens.
@@ -68,7 +90,7 @@ pub enum Who {
 
 /// A target that runs.
 pub trait Subject: Target {
-    /// Whether it says that the origin alone is consistent.
+    /// Whether the target reports that the origin alone is consistent.
     fn is_origin_consistent(&self) -> bool;
 
     /// Whether it has read all that the cache says.
@@ -77,7 +99,13 @@ pub trait Subject: Target {
 
 /// A target to explore, with its table and its geometry.
 pub trait Kind: Debug + Send + Sync {
+    /// Bytes of the cache's medium, all of it.
     fn device_bytes(&self) -> usize;
+
+    /// Those at the end of it that a second disk has.
+    fn metadata_bytes(&self) -> usize {
+        0
+    }
 
     fn ground(&self) -> Ground;
 
@@ -86,9 +114,16 @@ pub trait Kind: Debug + Send + Sync {
         1
     }
 
-    /// Whether requests may pass the cache by.
-    fn passes_by(&self) -> bool;
+    /// When requests pass the cache by.
+    fn passes_by(&self) -> PassesBy;
 
+    /// Bytes of the blocks that are copied as a whole, or 0. The explorer knows only a part of such
+    /// a block; the rest is zeroes.
+    fn copied_bytes(&self) -> u64 {
+        0
+    }
+
+    /// How many words of shared memory it has. Without any, `owner_words` are not asked for.
     fn shared_words(&self) -> usize;
 
     /// The words of shared memory that name the attaches to which it belongs: the one that has
@@ -104,15 +139,16 @@ pub trait Kind: Debug + Send + Sync {
     fn is_telling(&self, at: u32) -> bool;
 
     /// Looks at the medium without attaching.
-    fn look(&self, twin: &Arc<Twin>, model: &Model, is_power_cut: bool) -> Result<(), String>;
+    fn look(&self, sim: &Arc<SimMedium>, model: &Model, is_power_cut: bool) -> Result<(), String>;
 
     /// Looks at the attached target.
     fn check(&self, subject: &dyn Subject, model: &Model) -> Result<(), String>;
 
-    /// Somebody else has the cache for a while. Says which slots got new versions, in order.
+    /// Another program has the cache for a while. Returns the slots that got new versions, in
+    /// order.
     fn elsewhere(
         &self,
-        twin: &Twin,
+        sim: &SimMedium,
         what: What,
         model: &mut Model,
         origin: &[u64],

@@ -1,11 +1,11 @@
-//! What happened, in order: the one partial order of cache medium, origin and clients.
+//! The events in their partial order: of the cache medium, the origin and the clients.
 
 use std::sync::Arc;
 
 use crate::sectors::DiskEvent;
-use crate::twin::{LINE, PendingLine};
+use crate::sim::{LINE, PendingLine};
 
-/// What a client asked for, in slots (the sectors that the explorer looks at).
+/// A client's request, in slots (the sectors that the explorer uses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// New versions for slots `first .. first + count`; all zero if `is_zero`.
@@ -42,13 +42,15 @@ pub enum Event {
     Shared(Vec<(u32, u64)>),
     Submit(u32, Ask),
     Ack(u32),
-    /// A request failed: what it asked for may have happened or not.
+    /// A request failed: it may have had an effect or not.
     Failed(u32),
-    /// The cache's disk has failed: what was not flushed may be lost.
+    /// The cache's disk has failed: unflushed data may be lost.
     CacheFailed,
+    /// A write of data to the cache's disk has failed.
+    CacheRefused,
     /// The attach succeeded: from here on the medium is bound to its origin.
     Attached,
-    /// From here on the server says whether the origin alone is consistent.
+    /// From here on the server reports whether the origin alone is consistent.
     Claim(bool),
     /// A format by force begins: the binding may go.
     Unbound,
@@ -189,7 +191,7 @@ fn contents(durable: [u8; LINE], words: &[(u32, u32, u32, &[u8])]) -> Vec<[u8; L
         distinct.remove(place);
         distinct.push(newest);
     } else if distinct.len() > 1 {
-        // The newest equals the durable one: let it stand at both ends.
+        // The newest equals the durable one: it is listed at both ends.
         distinct.push(newest);
     }
     distinct

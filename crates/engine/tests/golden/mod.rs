@@ -1,6 +1,4 @@
-//! Opens the golden media of `tests/vectors`: what the kernel's own targets wrote.
-//!
-//! A test says `mod golden;` and asks for the vectors of its target by the start of their names.
+//! Opens the golden media of `tests/vectors`, which the kernel's own targets wrote.
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
@@ -16,7 +14,7 @@ use sha2::{Digest, Sha256};
 /// How much is unpacked at a time; stretches of this size that hold only zeroes stay holes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// One set of media, with what the kernel said about it.
+/// One set of media, with the kernel's status of it.
 pub struct Vector {
     pub name: String,
     pub folder: PathBuf,

@@ -1,5 +1,5 @@
-//! Media made from the specification alone: nothing here knows the engine's layout, so that it
-//! can say what the engine ought to read. Small segments, any chain, any log.
+//! Media made from the specification alone: this code does not use the engine's layout, so its
+//! expectations are independent. Small segments, any chain, any log.
 
 pub const SEGS_OFF: usize = 20480;
 pub const SEG_META: usize = 12288;

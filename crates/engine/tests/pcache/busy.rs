@@ -7,15 +7,15 @@ use std::rc::Rc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::bio::{Bio, Op};
-use udm::foreign::Foreign;
 use udm::pcache::layout::Geometry;
 use udm::pmem::Persistence;
+use udm::pmem::client_memory::ClientMemory;
 use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::{KIB, SECOND};
 
+use crate::fixture::{Fixture, Setup};
 use crate::sectors::{Model, Requests, SECTOR};
-use crate::world::{Setup, World};
 
 // What most people have, twice.
 const TABLES: [&str; 6] = [
@@ -43,16 +43,16 @@ fn setup(prng: &mut Prng) -> Setup {
     if prng.one_in(3) { setup.late() } else { setup }
 }
 
-/// A world, and what it must show.
+/// A fixture, and its expected content.
 struct Busy {
     prng: Prng,
-    world: World,
+    fixture: Fixture,
     model: Model,
     sectors: usize,
     /// This many writes and flushes of the origin fail.
     failures: Rc<Cell<u64>>,
     /// A client's memory, from which every second write is copied if that is all there is to do.
-    memory: Foreign,
+    memory: ClientMemory,
     writes: u64,
 }
 
@@ -61,50 +61,50 @@ impl Busy {
         let mut prng = Prng::new(seed);
         let setup = setup(&mut prng);
         let sectors = setup.backing_bytes as usize / SECTOR;
-        let mut world = World::new(setup);
+        let mut fixture = Fixture::new(setup);
         let failures = Rc::new(Cell::new(0_u64));
         let left = Rc::clone(&failures);
-        world.refuses = Box::new(move |io| {
+        fixture.refuses = Box::new(move |io| {
             let fails = io.op != Op::Read && left.get() > 0;
             left.set(left.get() - u64::from(fails));
             fails
         });
-        world.open();
+        fixture.open();
         let file = memfd_create("busy", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, MEMORY_BYTES).unwrap();
-        let memory = Foreign::map(&file, 0, MEMORY_BYTES).unwrap();
-        Busy { prng, world, model: Model::new(sectors), sectors, failures, memory, writes: 0 }
+        let memory = ClientMemory::map(&file, 0, MEMORY_BYTES).unwrap();
+        Busy { prng, fixture, model: Model::new(sectors), sectors, failures, memory, writes: 0 }
     }
 
-    /// Some of what is held goes on, or all of it.
+    /// Some of the held I/O continues, or all of it.
     fn let_go(&mut self) {
-        if self.world.is_held && self.prng.one_in(8) {
-            self.world.release();
-        } else if !self.world.held.is_empty() && self.prng.one_in(3) {
-            self.world.release_held();
+        if self.fixture.is_held && self.prng.one_in(8) {
+            self.fixture.release();
+        } else if !self.fixture.held.is_empty() && self.prng.one_in(3) {
+            self.fixture.release_held();
         }
     }
 
-    /// As [`World::run`], but a bio does not wait for what is held, and may wait for longer:
+    /// Like [`Fixture::run`], but a bio does not wait for held I/O, and may wait for longer:
     /// write-back rests after failures.
     fn run(&mut self, bio: Bio) -> Bio {
         if self.is_copied(&bio) {
             return bio;
         }
-        self.world.submit(bio);
-        self.world.settle();
+        self.fixture.submit(bio);
+        self.fixture.settle();
         for _ in 0..1000 {
-            if let Some(done) = self.world.port.done.pop_front() {
+            if let Some(done) = self.fixture.port.done.pop_front() {
                 return done;
             }
-            self.world.release();
-            if let Some(parked) = self.world.port.parked.pop_front() {
-                self.world.tick(SECOND / 4);
-                self.world.submit(parked);
-                self.world.settle();
+            self.fixture.release();
+            if let Some(parked) = self.fixture.port.parked.pop_front() {
+                self.fixture.tick(SECOND / 4);
+                self.fixture.submit(parked);
+                self.fixture.settle();
             }
         }
-        panic!("a bio waited for ever: {}", self.world.target().status());
+        panic!("a bio waited indefinitely: {}", self.fixture.target().status());
     }
 
     /// Whether a bio was done without it.
@@ -115,8 +115,8 @@ impl Busy {
         }
         self.memory.store(0, bio.buffer.as_slice());
         let from = self.memory.source(0, bio.buffer.len());
-        let is_done = self.world.target().write_from(bio.offset, from, bio.fua, 0);
-        self.world.settle();
+        let is_done = self.fixture.target().write_from(bio.offset, from, bio.fua, 0);
+        self.fixture.settle();
         is_done
     }
 
@@ -133,22 +133,22 @@ impl Busy {
                 self.run(Bio::flush(0)).status.unwrap();
                 self.model.flushed(0..self.sectors);
             }
-            8..22 => self.world.tick(SECOND * self.prng.below(3) / 2),
-            22..29 => self.world.is_held = true,
+            8..22 => self.fixture.tick(SECOND * self.prng.below(3) / 2),
+            22..29 => self.fixture.is_held = true,
             29..34 => self.failures.set(1 + self.prng.below(3)),
             34 => {
-                self.world.release();
-                self.world.remove();
-                self.world.open();
+                self.fixture.release();
+                self.fixture.remove();
+                self.fixture.open();
             }
             35 | 36 => {
-                self.world.kill();
-                self.world.open();
+                self.fixture.kill();
+                self.fixture.open();
             }
             37 => {
-                self.world.power_cut(&mut self.prng);
-                self.world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
-                let found = self.world.content();
+                self.fixture.power_cut(&mut self.prng);
+                self.fixture.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = self.fixture.content();
                 self.model.adopt(&found, why);
             }
             _ => self.drain(why),
@@ -156,9 +156,9 @@ impl Busy {
     }
 
     fn drain(&mut self, why: &str) {
-        self.world.release();
-        self.world.drain();
-        let image = self.world.disk.image();
+        self.fixture.release();
+        self.fixture.drain();
+        let image = self.fixture.disk.image();
         assert!(image == self.model.current(0, self.sectors), "{why}: the drained origin");
     }
 }
@@ -166,7 +166,7 @@ impl Busy {
 fn history(seed: u64) {
     let mut busy = Busy::new(seed);
     for step in 0..STEPS {
-        let setup = &busy.world.setup;
+        let setup = &busy.fixture.setup;
         let (table, size) = (setup.table, setup.cache_bytes);
         let why = format!("seed {seed}, step {step}, {table}, {size} bytes");
         busy.let_go();
@@ -176,8 +176,8 @@ fn history(seed: u64) {
         }
     }
     let why = format!("seed {seed}, at the end");
-    busy.world.release();
-    assert!(busy.world.content() == busy.model.current(0, busy.sectors), "{why}");
+    busy.fixture.release();
+    assert!(busy.fixture.content() == busy.model.current(0, busy.sectors), "{why}");
     busy.drain(&why);
 }
 
@@ -192,7 +192,7 @@ fn busy_histories_keep_the_promises() {
 
 /// For `PCACHE_SECONDS`, from the seed `PCACHE_FROM`.
 #[test]
-#[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
+#[ignore = "runs for a given time: scripts/soak.sh runs it"]
 fn soak() {
     crate::sectors::soak("pcache", history);
 }

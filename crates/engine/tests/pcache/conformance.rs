@@ -4,13 +4,13 @@ use udm::pcache::layout::{
     CacheInfo, Generation, Geometry, Key as MediaKey, KsetHeader, Position, SegmentInfo,
     Superblock, Tail, info_flags, kset_bytes, seal_kset,
 };
+use udm::pcache::slots::choose;
 use udm::prng::Prng;
-use udm::slots::choose;
 use udm::target::Target;
 use zerocopy::IntoBytes;
 
 use crate::builder::{Builder, CLEAN, Key, cache_info, crc, generation, kset, last, tail};
-use crate::world::{Setup, World};
+use crate::fixture::{Fixture, Setup};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -39,7 +39,7 @@ fn engine_kset(keys: &[Key]) -> Vec<u8> {
 #[test]
 fn crc_vectors() {
     let same = |data: &[u8], value: u32| {
-        assert_eq!(udm::crc::pcache_crc(data), value);
+        assert_eq!(udm::base::crc::pcache_crc(data), value);
         assert_eq!(crc(data), value, "the tests' own");
     };
     same(b"", 0x0003_B15A);
@@ -164,21 +164,21 @@ fn a_permuted_chain_with_wrapped_sequence_numbers_is_followed() {
         let key = built.key(nth * 8192, segment, nth as u32 * 1024, &[nth as u8 + 1; 1024], 0);
         built.append(&[key], 12);
     }
-    let mut world = World::of_image(&built.finish(), "C B 0");
-    world.open();
+    let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+    fixture.open();
     let expected = format!("0 24 24 4 70 1182 4:{} 4:800 4:800", 800 + 40 * 64);
-    assert_eq!(world.target().status(), expected);
+    assert_eq!(fixture.target().status(), expected);
     for nth in 0..40_u64 {
-        assert_eq!(world.read(nth * 8192, 1024), [nth as u8 + 1; 1024]);
-        assert_eq!(world.read(nth * 8192 + 1024, 512), [0xEE; 512]);
+        assert_eq!(fixture.read(nth * 8192, 1024), [nth as u8 + 1; 1024]);
+        assert_eq!(fixture.read(nth * 8192 + 1024, 512), [0xEE; 512]);
     }
-    let content = world.content();
-    world.drain();
-    assert_eq!(world.disk.image(), content);
+    let content = fixture.content();
+    fixture.drain();
+    assert_eq!(fixture.disk.image(), content);
 }
 
 /// A log whose free rest is `rest` bytes, with one block at offset 0 in it.
-fn log_with_rest(rest: u32) -> (Builder, World) {
+fn log_with_rest(rest: u32) -> (Builder, Fixture) {
     let mut built = Builder::new(24);
     let key = built.key(0, 9, 0, &[1; 512], 0);
     built.append(&[key], 1);
@@ -196,51 +196,54 @@ fn log_with_rest(rest: u32) -> (Builder, World) {
     }
     assert_eq!(built.data_bytes() - built.head.1, rest);
     built.dirty_tail = built.head;
-    let world = World::of_image(&built.finish(), "C B 0");
-    (built, world)
+    let fixture = Fixture::of_image(&built.finish(), "C B 0");
+    (built, fixture)
 }
 
 #[test]
 fn last_at_exactly_24_bytes_from_the_end_is_written_and_followed() {
-    let (built, mut world) = log_with_rest(24);
-    world.open();
+    let (built, mut fixture) = log_with_rest(24);
+    fixture.open();
     let head = format!("0:{}", built.head.1);
-    assert!(world.target().status().contains(&head), "{}", world.target().status());
-    world.write(4096, &[7; 512], true);
+    assert!(fixture.target().status().contains(&head), "{}", fixture.target().status());
+    fixture.write(4096, &[7; 512], true);
     let at = built.place(0, built.head.1);
-    assert_eq!(world.pmem.peek(at as u64, 24)[8..16], last(1)[8..16], "a LAST record");
-    world.kill();
-    world.open();
-    assert_eq!(world.read(4096, 512), [7; 512]);
-    assert_eq!(world.read(0, 512), [1; 512]);
+    assert_eq!(fixture.pmem.peek(at as u64, 24)[8..16], last(1)[8..16], "a LAST record");
+    fixture.kill();
+    fixture.open();
+    assert_eq!(fixture.read(4096, 512), [7; 512]);
+    assert_eq!(fixture.read(0, 512), [1; 512]);
     // And the kernel's own: a log that was left there.
     let mut built = built;
     built.append_last(3);
     let key = built.key(8192, 9, 1024, &[8; 512], 0);
     built.append(&[key], 4);
-    let mut world = World::of_image(&built.finish(), "C B 0");
-    world.open();
-    assert_eq!(world.read(8192, 512), [8; 512]);
+    let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+    fixture.open();
+    assert_eq!(fixture.read(8192, 512), [8; 512]);
 }
 
 #[test]
 fn a_key_set_that_just_fits_stays_and_one_that_just_does_not_moves_on() {
     // A marked set of one key takes 64 + 24 bytes, and 24 more must be left for LAST.
     for (rest, segment) in [(112, "0:"), (104, "10:")] {
-        let (built, mut world) = log_with_rest(rest);
-        world.open();
-        world.write(4096, &[7; 512], true);
-        let head = world.target().status().split(' ').nth(6).unwrap().to_string();
+        let (built, mut fixture) = log_with_rest(rest);
+        fixture.open();
+        fixture.write(4096, &[7; 512], true);
+        let head = fixture.target().status().split(' ').nth(6).unwrap().to_string();
         assert_eq!(head.starts_with(segment), rest == 112 || head.starts_with("0:"), "{head}");
         let stays = head.starts_with("0:");
         assert_eq!(stays, rest == 112, "{rest}: {head}");
         if stays {
             assert_eq!(head, format!("0:{}", built.data_bytes() - 24));
         }
-        world.write(8192, &[9; 512], true);
-        world.kill();
-        world.open();
-        assert_eq!((world.read(4096, 512), world.read(8192, 512)), (vec![7; 512], vec![9; 512]));
+        fixture.write(8192, &[9; 512], true);
+        fixture.kill();
+        fixture.open();
+        assert_eq!(
+            (fixture.read(4096, 512), fixture.read(8192, 512)),
+            (vec![7; 512], vec![9; 512])
+        );
     }
 }
 
@@ -273,12 +276,12 @@ fn overlaps_keep_what_the_newest_left() {
                 true => built.append(&[old, new, third], 1),
                 false => [old, new, third].iter().for_each(|key| built.append(&[*key], 1)),
             }
-            let mut world = World::of_image(&built.finish(), "C B 0");
-            world.open();
-            let found: Vec<u8> = world.read(0, 40 * 512).chunks(512).map(|s| s[511]).collect();
+            let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+            fixture.open();
+            let found: Vec<u8> = fixture.read(0, 40 * 512).chunks(512).map(|s| s[511]).collect();
             assert_eq!(found, model, "{row}");
-            world.drain();
-            let image = world.disk.image();
+            fixture.drain();
+            let image = fixture.disk.image();
             let found: Vec<u8> = image[..40 * 512].chunks(512).map(|s| s[0]).collect();
             assert_eq!(found, model, "{row}, drained");
         }
@@ -296,10 +299,10 @@ fn a_stale_key_punches_older_keys_out() {
     built.dirty_tail = built.head;
     let newer = built.key(3072, 5, 8192, &[3; 512], 0);
     built.append(&[newer], 1);
-    let mut world = World::of_image(&built.finish(), "C B 0");
-    world.disk.load_image(&vec![9; 12 << 20]);
-    world.open();
-    let found: Vec<u8> = world.read(0, 4608).chunks(512).map(|sector| sector[0]).collect();
+    let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+    fixture.disk.load_image(&vec![9; 12 << 20]);
+    fixture.open();
+    let found: Vec<u8> = fixture.read(0, 4608).chunks(512).map(|sector| sector[0]).collect();
     assert_eq!(found, [1, 1, 9, 9, 1, 1, 3, 1, 9]);
 }
 
@@ -314,17 +317,17 @@ fn a_torn_key_set_is_the_end_of_the_log_at_every_boundary() {
     for cut in (0..=set.len()).step_by(8) {
         let mut image = built.finish();
         image[at..at + cut].copy_from_slice(&set[..cut]);
-        let mut world = World::of_image(&image, "C B 0");
-        world.open();
+        let mut fixture = Fixture::of_image(&image, "C B 0");
+        fixture.open();
         // Its last bytes are zero: they were there before.
         let is_whole = set[cut..].iter().all(|byte| *byte == 0);
         let expected = if is_whole { 2 } else { 1 };
-        assert_eq!(world.read(0, 512), [expected; 512], "{cut}");
+        assert_eq!(fixture.read(0, 512), [expected; 512], "{cut}");
         // The log goes on over the torn set.
-        world.write(512, &[3; 512], true);
-        world.kill();
-        world.open();
-        assert_eq!(world.read(0, 1024), [[expected; 512], [3; 512]].concat(), "{cut}");
+        fixture.write(512, &[3; 512], true);
+        fixture.kill();
+        fixture.open();
+        assert_eq!(fixture.read(0, 1024), [[expected; 512], [3; 512]].concat(), "{cut}");
     }
 }
 
@@ -337,9 +340,9 @@ fn a_torn_tail_or_generation_leaves_the_older_copy() {
     let torn = |at: usize, record: &[u8], cut: usize| {
         let mut image = built.finish();
         image[at..at + cut].copy_from_slice(&record[..cut]);
-        let mut world = World::of_image(&image, "C B 0");
-        world.open();
-        (world.target().status(), world.read(0, 512))
+        let mut fixture = Fixture::of_image(&image, "C B 0");
+        fixture.open();
+        (fixture.target().status(), fixture.read(0, 512))
     };
     let whole = torn(0, &[], 0);
     assert_eq!(whole.1, [1; 512]);
@@ -359,16 +362,16 @@ fn thirty_one_segments_with_64_writers_do_not_hang() {
     let setup = Setup { cache_bytes: 20480 + 31 * (64 << 10), ..Setup::small() };
     assert_eq!(setup.geometry.segments_on(setup.cache_bytes), 31);
     assert_eq!(Geometry::KERNEL.segments_on(512 << 20), 31);
-    let mut world = World::new(setup);
-    world.open();
+    let mut fixture = Fixture::new(setup);
+    fixture.open();
     for round in 0..40_u64 {
         for writer in 0..64 {
-            world.port.id = writer as usize;
-            world.write((writer * 37 + round) * 4096, &[round as u8; 4096], false);
+            fixture.port.id = writer as usize;
+            fixture.write((writer * 37 + round) * 4096, &[round as u8; 4096], false);
         }
     }
     for writer in 0..64_u64 {
-        assert_eq!(world.read((writer * 37 + 39) * 4096, 4096), [39; 4096]);
+        assert_eq!(fixture.read((writer * 37 + 39) * 4096, 4096), [39; 4096]);
     }
 }
 
@@ -378,11 +381,11 @@ fn clean_keys_fill_gaps_and_are_not_written_back() {
     let dirty = built.key(4096, 5, 0, &[1; 4096], 0);
     let clean = built.key(0, 5, 8192, &[2; 16384], CLEAN);
     built.append(&[dirty, clean], 1);
-    let mut world = World::of_image(&built.finish(), "C B 0");
-    world.open();
-    let found: Vec<u8> = world.read(0, 16384).chunks(4096).map(|block| block[0]).collect();
+    let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+    fixture.open();
+    let found: Vec<u8> = fixture.read(0, 16384).chunks(4096).map(|block| block[0]).collect();
     assert_eq!(found, [2, 1, 2, 2]);
-    world.drain();
-    let found: Vec<u8> = world.disk.image()[..16384].chunks(4096).map(|block| block[0]).collect();
+    fixture.drain();
+    let found: Vec<u8> = fixture.disk.image()[..16384].chunks(4096).map(|block| block[0]).collect();
     assert_eq!(found, [0xEE, 1, 0xEE, 0xEE], "CLEAN data stays where it is");
 }

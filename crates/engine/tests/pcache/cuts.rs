@@ -1,6 +1,6 @@
-//! A power cut before every single fence of a history that writes, closes key sets, changes the
-//! log's segment, writes back and collects: what is found afterwards is never older than what was
-//! flushed, and drains to the same.
+//! A power failure before every single fence of a history that writes, closes key sets, changes the
+//! log's segment, writes back and collects: the data found afterwards is never older than the
+//! flushed data, and drains to the same.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use udm::target::Target;
 use udm::units::SECOND;
 
 use crate::builder::{Key, kset, last};
-use crate::world::{Setup, World};
+use crate::fixture::{Fixture, Setup};
 
 const BLOCKS: usize = 24;
 
@@ -22,21 +22,21 @@ fn place(block: u64) -> u64 {
     block % 2 * (4 << 20) + block * 8192
 }
 
-/// What may be found in each block: versions since the last flushed one, oldest first.
-struct Story {
-    world: World,
+/// The allowed contents of each block: versions since the last flushed one, oldest first.
+struct Case {
+    fixture: Fixture,
     versions: Vec<Vec<u8>>,
     prng: Prng,
     step: u8,
 }
 
-impl Story {
-    fn new(setup: Setup, seed: u64) -> Story {
-        let mut world = World::new(setup);
-        world.open();
+impl Case {
+    fn new(setup: Setup, seed: u64) -> Case {
+        let mut fixture = Fixture::new(setup);
+        fixture.open();
         let words = ["gc_percent".to_string(), "0".to_string()];
-        world.target().message(&words).unwrap();
-        Story { world, versions: vec![vec![0]; BLOCKS], prng: Prng::new(seed), step: 0 }
+        fixture.target().message(&words).unwrap();
+        Case { fixture, versions: vec![vec![0]; BLOCKS], prng: Prng::new(seed), step: 0 }
     }
 
     /// One request, then perhaps background work.
@@ -49,41 +49,41 @@ impl Story {
                 let fua = self.prng.one_in(2);
                 self.versions[block as usize].push(self.step);
                 // The first sector counts; what follows makes laps.
-                self.world.write(place(block), &vec![self.step; sectors * 512], fua);
+                self.fixture.write(place(block), &vec![self.step; sectors * 512], fua);
                 if fua {
                     self.versions[block as usize] = vec![self.step];
                 }
             }
             5 => {
-                self.world.read(place(block), 512);
+                self.fixture.read(place(block), 512);
             }
             6 => {
-                self.world.flush();
+                self.fixture.flush();
                 for versions in &mut self.versions {
                     versions.drain(..versions.len() - 1);
                 }
             }
-            _ => self.world.tick(SECOND),
+            _ => self.fixture.tick(SECOND),
         }
     }
 }
 
-fn judge(why: &str, cut: SimPmem, story: &Story, disk: &[u8], allowed: &[Vec<u8>]) {
-    let setup = story.world.setup.clone();
+fn judge(why: &str, cut: SimPmem, case: &Case, disk: &[u8], allowed: &[Vec<u8>]) {
+    let setup = case.fixture.setup.clone();
     let backing = RamDisk::new(setup.backing_bytes, 512);
     backing.load_image(disk);
-    let mut world = World::over(setup, Arc::new(cut), Arc::new(backing));
-    world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
-    let notes = crate::left::notes(&world);
-    assert!(notes.iter().all(|note| note.contains("started again")), "{why}: {notes:?}");
+    let mut fixture = Fixture::over(setup, Arc::new(cut), Arc::new(backing));
+    fixture.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+    let notes = crate::left::notes(&fixture);
+    assert!(notes.iter().all(|note| note.contains("was rebooted")), "{why}: {notes:?}");
     let mut found = Vec::new();
     for (block, allowed) in allowed.iter().enumerate() {
-        let sector = world.read(place(block as u64), 512);
+        let sector = fixture.read(place(block as u64), 512);
         assert!(allowed.contains(&sector[0]), "{why}: block {block}: {} of {allowed:?}", sector[0]);
         found.push(sector[0]);
     }
-    world.drain();
-    let image = world.disk.image();
+    fixture.drain();
+    let image = fixture.disk.image();
     for (block, found) in found.iter().enumerate() {
         assert_eq!(image[place(block as u64) as usize], *found, "{why}: block {block} drained");
     }
@@ -92,30 +92,30 @@ fn judge(why: &str, cut: SimPmem, story: &Story, disk: &[u8], allowed: &[Vec<u8>
 fn every_fence(setup: Setup, seed: u64, steps: usize) {
     let mut fence = 1;
     loop {
-        let mut story = Story::new(setup.clone(), seed);
-        story.world.catches_cut = true;
-        story.world.pmem.arm_cut(fence);
-        let mut before = story.versions.clone();
+        let mut case = Case::new(setup.clone(), seed);
+        case.fixture.catches_cut = true;
+        case.fixture.pmem.arm_cut(fence);
+        let mut before = case.versions.clone();
         for _ in 0..steps {
-            before.clone_from(&story.versions);
-            story.go_on();
-            if story.world.cut.is_some() {
+            before.clone_from(&case.versions);
+            case.go_on();
+            if case.fixture.cut.is_some() {
                 break;
             }
         }
-        let Some((cut, disk)) = story.world.cut.take() else { break };
-        // A cut within a step is judged by what was allowed before and after it.
+        let Some((cut, disk)) = case.fixture.cut.take() else { break };
+        // A power failure within a step is judged by the states allowed before and after it.
         let mut allowed = before;
-        for (allowed, now) in allowed.iter_mut().zip(&story.versions) {
+        for (allowed, now) in allowed.iter_mut().zip(&case.versions) {
             allowed.extend(now);
         }
         for seed in 0..3 {
-            let why = format!("fence {fence}, step {}, crash {seed}", story.step);
+            let why = format!("fence {fence}, step {}, crash {seed}", case.step);
             let left = match seed {
                 0 => cut.snapshot_durable(),
                 _ => cut.crash(&mut Prng::new(seed)),
             };
-            judge(&why, left, &story, &disk, &allowed);
+            judge(&why, left, &case, &disk, &allowed);
         }
         fence += 1;
     }
@@ -152,43 +152,44 @@ fn a_power_cut_before_any_fence_loses_nothing_flushed_on_page_cache_media() {
 /// the crash-state explorer.
 #[test]
 fn a_last_record_torn_over_a_torn_record_is_neither_damage_nor_an_old_one() {
-    let mut world = World::new(Setup::small());
-    world.open();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
     // Six keys first, so that LAST begins with the last word of a line of the medium: then its
     // first word may be missing while the others are there.
     for block in 0..6 {
-        world.write(block * 8192, &[9; 512], false);
+        fixture.write(block * 8192, &[9; 512], false);
     }
-    world.flush();
+    fixture.flush();
     for _ in 0..601 {
-        world.write(0, &[1; 512], true);
+        fixture.write(0, &[1; 512], true);
     }
-    let head = world.target_head();
-    let data_bytes = u64::from(world.setup.geometry.data_bytes());
+    let head = fixture.target_head();
+    let data_bytes = u64::from(fixture.setup.geometry.data_bytes());
     assert!(data_bytes - head < 88 + 24, "the next append goes to another segment");
     assert_eq!(head % 64, 56);
     let at = 20480 + 12288 + head;
-    assert_eq!(world.pmem.peek(at, 24), [0; 24]);
+    assert_eq!(fixture.pmem.peek(at, 24), [0; 24]);
     // Segment 23 once held the log: an old key for block 0 stands at its start.
     let old = Key { off: 0, len: 512, segment: 22, at: 0, ..Key::default() };
-    world.pmem.poke(20480 + 23 * 65536 + 12288, &kset(&[old]));
+    fixture.pmem.poke(20480 + 23 * 65536 + 12288, &kset(&[old]));
     for torn in [kset(&[]), last(23)] {
-        world.pmem.poke(at, &torn[..8]);
-        cut_all_of_the_next_write(&world, at);
+        fixture.pmem.poke(at, &torn[..8]);
+        cut_all_of_the_next_write(&fixture, at);
     }
 }
 
 /// Cuts the next write before each of its fences; of the two lines from `at` on, either may stay.
-fn cut_all_of_the_next_write(world: &World, at: u64) {
-    let (image, disk) = (world.pmem.image(), world.disk.image());
+fn cut_all_of_the_next_write(fixture: &Fixture, at: u64) {
+    let (image, disk) = (fixture.pmem.image(), fixture.disk.image());
     let mut cuts = 0;
     for fence in 1.. {
         let open = |pmem: SimPmem| {
-            let backing = RamDisk::new(world.setup.backing_bytes, 512);
+            let backing = RamDisk::new(fixture.setup.backing_bytes, 512);
             backing.load_image(&disk);
-            let mut world = World::over(world.setup.clone(), Arc::new(pmem), Arc::new(backing));
-            world.try_open(false).unwrap_or_else(|error| panic!("before fence {fence}: {error}"));
-            world
+            let mut fixture =
+                Fixture::over(fixture.setup.clone(), Arc::new(pmem), Arc::new(backing));
+            fixture.try_open(false).unwrap_or_else(|error| panic!("before fence {fence}: {error}"));
+            fixture
         };
         let mut second = open(SimPmem::from_image(&image, Persistence::Cpu));
         second.pmem.arm_cut(fence);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | D1 D2 D3 D4 D6 D11 D13 D14 D16 D17 D19 | the tests `d..` here |
 //! | D5 | `origin::d05_a_failed_flush_writes_the_batch_again` |
-//! | D7 | `damage`: read again, quarantined, healed; nothing blocks attach or write-back |
+//! | D7 | `damage`: read again, quarantined, healed; attach and write-back continue |
 //! | D8 | `damage::log_damage_...`, `damage::damage_at_the_end_of_a_log_segment_...` |
 //! | D9 D10 D12 D15 | `refusals`: cache_info, generations, bounds, keys, the label |
 //! | D18 | devices are opened exclusively: the server's tests, with processes |
@@ -23,7 +23,7 @@ use udm::target::Target;
 use udm::units::SECOND;
 
 use crate::builder::{Builder, Key, kset};
-use crate::world::{SMALL, Setup, World};
+use crate::fixture::{Fixture, SMALL, Setup};
 
 #[test]
 fn d01_the_first_tail_update_after_an_attach_spares_the_current_copy() {
@@ -33,15 +33,15 @@ fn d01_the_first_tail_update_after_an_attach_spares_the_current_copy() {
         built.gc_percent = 0;
         let key = built.key(0, 5, 0, &[1; 512], 0);
         built.append(&[key], 1);
-        let mut world = World::of_image(&built.finish(), "C B 0");
-        world.open();
+        let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+        fixture.open();
         // The builder's current copies: key_tail in slot 0, dirty_tail in slot 1.
-        let before = world.pmem.peek(16384, 64);
-        world.drain();
-        let after = world.pmem.peek(16384, 64);
+        let before = fixture.pmem.peek(16384, 64);
+        fixture.drain();
+        let after = fixture.pmem.peek(16384, 64);
         assert_eq!((&after[..16], &after[48..]), (&before[..16], &before[48..]), "seq {seq}");
         assert_ne!(after[16..48], before[16..48]);
-        assert!(world.target().status().ends_with("0:64 0:64 0:64"));
+        assert!(fixture.target().status().ends_with("0:64 0:64 0:64"));
     }
 }
 
@@ -57,45 +57,45 @@ fn d02_old_key_sets_behind_the_log_never_come_alive() {
             for at in (built.head.1 + 24..4096).step_by(64) {
                 built.data(0, at, &kset(&[planted]));
             }
-            let mut world = World::of_image(&built.finish(), "C B 0");
-            world.open();
-            world.pmem.arm_cut(fence);
-            world.write(8192, &[2; 512], true);
-            let Some(cut) = world.pmem.take_cut() else { continue };
-            world.kill();
-            world.reboot();
-            world.pmem = Arc::new(cut.crash(&mut Prng::new(seed)));
-            world.open();
-            let found = world.read(1 << 19, 4096);
+            let mut fixture = Fixture::of_image(&built.finish(), "C B 0");
+            fixture.open();
+            fixture.pmem.arm_cut(fence);
+            fixture.write(8192, &[2; 512], true);
+            let Some(cut) = fixture.pmem.take_cut() else { continue };
+            fixture.kill();
+            fixture.reboot();
+            fixture.pmem = Arc::new(cut.crash(&mut Prng::new(seed)));
+            fixture.open();
+            let found = fixture.read(1 << 19, 4096);
             assert_eq!(found, [0xEE; 4096], "fence {fence}, seed {seed}");
         }
     }
 }
 
 /// Writes in laps, with cuts before every fence; `judge` looks at what each left.
-fn laps_with_cuts(table: &'static str, mut judge: impl FnMut(&World, u64)) {
+fn laps_with_cuts(table: &'static str, mut judge: impl FnMut(&Fixture, u64)) {
     let mut prng = Prng::new(3);
-    let mut world = World::new(Setup::small().table(table));
-    world.open();
+    let mut fixture = Fixture::new(Setup::small().table(table));
+    fixture.open();
     for step in 0..700_u64 {
         let n = 1 + prng.below(6);
-        world.pmem.arm_cut(n);
+        fixture.pmem.arm_cut(n);
         let block = prng.below(300);
-        world.write(block * 4096, &[step as u8; 4096], prng.one_in(3));
+        fixture.write(block * 4096, &[step as u8; 4096], prng.one_in(3));
         if prng.one_in(5) {
-            world.tick(SECOND);
+            fixture.tick(SECOND);
         }
-        if let Some(cut) = world.pmem.take_cut() {
-            let left = World::over(
-                world.setup.clone(),
+        if let Some(cut) = fixture.pmem.take_cut() {
+            let left = Fixture::over(
+                fixture.setup.clone(),
                 Arc::new(cut.crash(&mut prng)),
-                Arc::new(RamDisk::new(world.setup.backing_bytes, 512)),
+                Arc::new(RamDisk::new(fixture.setup.backing_bytes, 512)),
             );
-            left.disk.load_image(&world.disk.image());
+            left.disk.load_image(&fixture.disk.image());
             judge(&left, step);
         }
     }
-    assert!(world.fact("recycled_segments_total") > 20, "laps were made");
+    assert!(fixture.fact("recycled_segments_total") > 20, "laps were made");
 }
 
 #[test]
@@ -122,28 +122,28 @@ fn d03_stale_keys_are_collected_first_of_all() {
     built.append(&[stale, good], 1);
     built.dirty_tail = built.head;
     let image = built.finish();
-    // The end of the log is the key of what was just read.
+    // The end of the log is the key of the last read.
     let tables = [("C B 0 retention fifo", " 0:168", 0xEE), ("C B 0", " 0:104", 2)];
     for (table, key_tail, content) in tables {
-        let mut world = World::of_image(&image, table);
-        world.open();
-        assert_eq!(world.read(0, 512), [0xEE; 512]);
-        world.tick(SECOND);
-        assert!(world.target().status().ends_with(key_tail), "{}", world.target().status());
-        assert_eq!(world.read(4096, 512), [content; 512], "{table}: collected, or kept");
+        let mut fixture = Fixture::of_image(&image, table);
+        fixture.open();
+        assert_eq!(fixture.read(0, 512), [0xEE; 512]);
+        fixture.tick(SECOND);
+        assert!(fixture.target().status().ends_with(key_tail), "{}", fixture.target().status());
+        assert_eq!(fixture.read(4096, 512), [content; 512], "{table}: collected, or kept");
     }
 }
 
 /// Fills the cache, with its backing device held, until a write parks.
-fn fill_until_parked(world: &mut World, from: u64) -> (u64, Bio) {
-    world.is_held = true;
+fn fill_until_parked(fixture: &mut Fixture, from: u64) -> (u64, Bio) {
+    fixture.is_held = true;
     for block in from..3000 {
         let data = Buffer::from_bytes(&[block as u8; 4096]);
-        world.submit(Bio::write(block % 1500 * 4096, data, false, block));
-        world.settle();
-        world.tick(SECOND / 100);
-        if world.port.done.pop_front().is_none() {
-            return (block, world.port.parked.pop_front().unwrap());
+        fixture.submit(Bio::write(block % 1500 * 4096, data, false, block));
+        fixture.settle();
+        fixture.tick(SECOND / 100);
+        if fixture.port.done.pop_front().is_none() {
+            return (block, fixture.port.parked.pop_front().unwrap());
         }
     }
     panic!("a cache without write-back is full some day");
@@ -151,109 +151,113 @@ fn fill_until_parked(world: &mut World, from: u64) -> (u64, Bio) {
 
 #[test]
 fn d04_a_write_that_waits_for_room_exposes_nothing_old() {
-    let mut world = World::new(Setup::small());
-    world.disk.load_image(&vec![0xEE; 12 << 20]);
-    world.open();
-    let (filled, parked) = fill_until_parked(&mut world, 0);
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.disk.load_image(&vec![0xEE; 12 << 20]);
+    fixture.open();
+    let (filled, parked) = fill_until_parked(&mut fixture, 0);
     assert!(filled > 100);
     for block in 0..filled {
         let data = Buffer::from_bytes(&[0xDD; 4096]);
-        world.submit(Bio::write(block * 4096, data, true, 0));
-        if let Some(waiting) = world.port.parked.pop_front() {
+        fixture.submit(Bio::write(block * 4096, data, true, 0));
+        if let Some(waiting) = fixture.port.parked.pop_front() {
             assert_eq!(waiting.status, Ok(()));
-            assert_eq!(world.read(block * 4096, 4096), [block as u8; 4096], "acknowledged before");
+            assert_eq!(
+                fixture.read(block * 4096, 4096),
+                [block as u8; 4096],
+                "acknowledged before"
+            );
         }
-        world.port.done.clear();
+        fixture.port.done.clear();
     }
-    world.release();
-    assert!(world.run(parked).status.is_ok());
+    fixture.release();
+    assert!(fixture.run(parked).status.is_ok());
 }
 
 #[test]
 fn d06_a_fill_never_uses_the_readers_buffer() {
-    let mut world = World::new(Setup::small());
-    world.open();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
     let buffer = Buffer::zeroed(4096);
     let place = buffer.as_slice().as_ptr();
-    world.submit(Bio::read(0, buffer, 0));
-    let io = world.port.ios.front().unwrap();
+    fixture.submit(Bio::read(0, buffer, 0));
+    let io = fixture.port.ios.front().unwrap();
     assert_ne!(io.buffer.as_slice().as_ptr(), place);
 }
 
 #[test]
 fn d11_a_lost_superblock_is_not_formatted_over() {
-    let mut world = World::new(Setup::small());
-    world.open();
-    world.write(0, &[1; 4096], true);
-    world.kill();
-    let superblock = world.pmem.peek(4096, 24);
-    world.pmem.poke(4096, &[0; 24]);
-    let error = world.try_open(false).unwrap_err();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
+    fixture.write(0, &[1; 4096], true);
+    fixture.kill();
+    let superblock = fixture.pmem.peek(4096, 24);
+    fixture.pmem.poke(4096, &[0; 24]);
+    let error = fixture.try_open(false).unwrap_err();
     assert_eq!(error.kind(), udm::error::Kind::Refused, "{error}");
-    world.pmem.poke(4096, &superblock);
-    world.open();
-    assert_eq!(world.read(0, 4096), [1; 4096]);
+    fixture.pmem.poke(4096, &superblock);
+    fixture.open();
+    assert_eq!(fixture.read(0, 4096), [1; 4096]);
 }
 
 #[test]
 fn d13_removal_of_a_full_cache_loses_no_acknowledged_write() {
-    let mut world = World::new(Setup::small());
-    world.open();
-    let (filled, _parked) = fill_until_parked(&mut world, 0);
-    // Whether its keys find room or not: no answer is wrong, and nothing is lost.
-    let suspended = world.target().suspend();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
+    let (filled, _parked) = fill_until_parked(&mut fixture, 0);
+    // Whether or not its keys find free space, every answer is right and no data is lost.
+    let suspended = fixture.target().suspend();
     if suspended.is_ok() {
-        world.target().detach();
-        world.kill();
-        world.reboot();
+        fixture.target().detach();
+        fixture.kill();
+        fixture.reboot();
     }
-    world.kill();
-    world.open();
+    fixture.kill();
+    fixture.open();
     for block in filled.saturating_sub(1500)..filled {
         let at = block % 1500 * 4096;
-        assert_eq!(world.read(at, 512), [block as u8; 512], "{suspended:?}");
+        assert_eq!(fixture.read(at, 512), [block as u8; 512], "{suspended:?}");
     }
 }
 
 #[test]
 fn d14_removal_waits_for_write_back_in_flight() {
-    let mut world = World::new(Setup::small());
-    world.open();
-    world.write(0, &[1; 4096], true);
-    world.is_held = true;
-    world.tick(SECOND);
-    world.tick(2 * SECOND);
-    assert!(!world.held.is_empty());
-    world.target().suspend().unwrap();
-    assert!(!world.target().is_idle(), "an I/O is in flight");
-    world.release();
-    assert!(world.target().is_idle());
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
+    fixture.write(0, &[1; 4096], true);
+    fixture.is_held = true;
+    fixture.tick(SECOND);
+    fixture.tick(2 * SECOND);
+    assert!(!fixture.held.is_empty());
+    fixture.target().suspend().unwrap();
+    assert!(!fixture.target().is_idle(), "an I/O is in flight");
+    fixture.release();
+    assert!(fixture.target().is_idle());
 }
 
 #[test]
 fn d16_block_size_is_the_backing_devices() {
-    let mut world = World::new(Setup::small());
-    world.disk = Arc::new(RamDisk::new(world.setup.backing_bytes, 4096));
-    assert_eq!(world.open().limits().block_bytes, 4096);
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.disk = Arc::new(RamDisk::new(fixture.setup.backing_bytes, 4096));
+    assert_eq!(fixture.open().limits().block_bytes, 4096);
 }
 
 #[test]
 fn d17_a_suspended_cache_is_at_rest_and_its_media_hold_everything() {
-    let mut world = World::new(Setup::small());
-    world.open();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
     for block in 0..50_u64 {
-        world.write(block * 8192, &[block as u8; 512], false);
+        fixture.write(block * 8192, &[block as u8; 512], false);
     }
-    world.target().suspend().unwrap();
-    world.settle();
-    world.history.clear();
-    let (image, durable) = (world.pmem.image(), world.pmem.snapshot_durable().image());
+    fixture.target().suspend().unwrap();
+    fixture.settle();
+    fixture.history.clear();
+    let (image, durable) = (fixture.pmem.image(), fixture.pmem.snapshot_durable().image());
     assert!(image == durable);
     for _ in 0..10 {
-        world.tick(SECOND);
+        fixture.tick(SECOND);
     }
-    assert!(world.pmem.image() == image && world.history.is_empty(), "nothing moves");
-    let mut copy = World::over(world.setup.clone(), world.pmem.clone(), world.disk.clone());
+    assert!(fixture.pmem.image() == image && fixture.history.is_empty(), "an idle tick writes");
+    let mut copy = Fixture::over(fixture.setup.clone(), fixture.pmem.clone(), fixture.disk.clone());
     copy.open();
     for block in 0..50_u64 {
         assert_eq!(copy.read(block * 8192, 512), [block as u8; 512]);
@@ -268,76 +272,76 @@ fn d19_one_unreadable_copy_is_what_the_other_is_for() {
     let image = built.finish();
     let segment = built.segment_at(5) as u64;
     for bad in [8192, 16400, 16416, segment + 4096, segment + 8192] {
-        let mut world = World::of_image(&image, "C B 0");
-        world.pmem.poison(bad, 16);
-        world.open();
-        assert_eq!(world.read(0, 512), [1; 512], "{bad}");
+        let mut fixture = Fixture::of_image(&image, "C B 0");
+        fixture.pmem.poison(bad, 16);
+        fixture.open();
+        assert_eq!(fixture.read(0, 512), [1; 512], "{bad}");
     }
     // An unreadable log is damage, not its end.
-    let mut world = World::of_image(&image, "C B 0");
-    world.pmem.poison(built.place(0, 0) as u64, 64);
-    assert!(world.try_open(false).unwrap_err().to_string().contains("0:0"));
+    let mut fixture = Fixture::of_image(&image, "C B 0");
+    fixture.pmem.poison(built.place(0, 0) as u64, 64);
+    assert!(fixture.try_open(false).unwrap_err().to_string().contains("0:0"));
 }
 
 #[test]
 fn a01_idle_writers_pin_few_segments() {
-    let mut world = World::new(Setup { cache_bytes: 20480 + 31 * 65536, ..Setup::small() });
-    world.open();
+    let mut fixture = Fixture::new(Setup { cache_bytes: 20480 + 31 * 65536, ..Setup::small() });
+    fixture.open();
     for writer in 0..64_u64 {
-        world.port.id = writer as usize;
-        world.write(writer * 4096, &[1; 512], false);
+        fixture.port.id = writer as usize;
+        fixture.write(writer * 4096, &[1; 512], false);
     }
-    assert!(world.fact("free_segments") >= 20, "{}", world.target().status());
+    assert!(fixture.fact("free_segments") >= 20, "{}", fixture.target().status());
 }
 
 #[test]
 fn a02_the_log_has_segments_that_data_never_takes() {
-    let mut world = World::new(Setup::small());
-    world.open();
-    fill_until_parked(&mut world, 0);
-    world.submit(Bio::flush(0));
-    assert!(world.port.done.pop_front().is_some_and(|bio| bio.status.is_ok()), "keys find room");
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
+    fill_until_parked(&mut fixture, 0);
+    fixture.submit(Bio::flush(0));
+    assert!(fixture.port.done.pop_front().is_some_and(|bio| bio.status.is_ok()), "keys find room");
 }
 
 #[test]
 fn a03_a04_a_full_cache_makes_room_at_once_not_at_the_next_poll() {
     // Large writes fill data segments; small FUA writes fill log segments.
     for (len, fua) in [(32768, false), (512, true)] {
-        let mut world = World::new(Setup::small());
-        world.open();
+        let mut fixture = Fixture::new(Setup::small());
+        fixture.open();
         for nth in 0..4000_u64 {
             let data = Buffer::from_bytes(&vec![nth as u8; len]);
-            world.submit(Bio::write(nth * 7 % 300 * 32768, data, fua, 0));
-            if let Some(parked) = world.port.parked.pop_front() {
-                let epoch = world.target().events().unwrap().room_epoch();
-                world.tick(0);
-                assert_ne!(world.target().events().unwrap().room_epoch(), epoch, "not told");
-                world.submit(parked);
+            fixture.submit(Bio::write(nth * 7 % 300 * 32768, data, fua, 0));
+            if let Some(parked) = fixture.port.parked.pop_front() {
+                let epoch = fixture.target().events().unwrap().room_epoch();
+                fixture.tick(0);
+                assert_ne!(fixture.target().events().unwrap().room_epoch(), epoch, "not told");
+                fixture.submit(parked);
             }
-            let done = world.port.done.pop_front();
+            let done = fixture.port.done.pop_front();
             assert!(done.is_some_and(|bio| bio.status.is_ok()), "waits: {nth}");
         }
-        assert_eq!(world.now, 0, "no time has passed");
+        assert_eq!(fixture.now, 0, "no time has passed");
     }
 }
 
 #[test]
 fn a06_a_write_that_waited_goes_on_where_it_was() {
-    let mut world = World::new(Setup::small());
-    world.open();
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
     let len = 3 << 20;
     let data = Buffer::from_bytes(&vec![7; len]);
-    world.submit(Bio::write(0, data, false, 0));
-    let parked = world.port.parked.pop_front().expect("it is larger than the cache");
+    fixture.submit(Bio::write(0, data, false, 0));
+    let parked = fixture.port.parked.pop_front().expect("it is larger than the cache");
     assert!(parked.progress > 0);
     let before = parked.progress;
-    world.tick(SECOND);
-    world.submit(parked);
-    if let Some(parked) = world.port.parked.pop_front() {
+    fixture.tick(SECOND);
+    fixture.submit(parked);
+    if let Some(parked) = fixture.port.parked.pop_front() {
         assert!(parked.progress >= before);
-        assert!(world.run(parked).status.is_ok());
+        assert!(fixture.run(parked).status.is_ok());
     }
-    assert_eq!(world.read(0, len), vec![7; len]);
+    assert_eq!(fixture.read(0, len), vec![7; len]);
 }
 
 #[test]
@@ -345,11 +349,11 @@ fn a07_thresholds_count_the_chain_not_the_superblock() {
     let mut image = Builder::new(24).finish();
     image[12288..12312].copy_from_slice(&crate::builder::cache_info(1, 0, 8, 0x1182));
     image[16416..16432].copy_from_slice(&crate::builder::tail(2, (0, 0)));
-    let mut world = World::of_image(&image, "C B 0");
-    world.open();
+    let mut fixture = Fixture::of_image(&image, "C B 0");
+    fixture.open();
     for nth in 0..600_u64 {
-        world.write(nth * 4096 % (4 << 20), &[nth as u8; 4096], false);
+        fixture.write(nth * 4096 % (4 << 20), &[nth as u8; 4096], false);
     }
-    world.zero(Op::Discard, 0, 4096, false);
-    assert_eq!(world.read(0, 4096), [0; 4096]);
+    fixture.zero(Op::Discard, 0, 4096, false);
+    assert_eq!(fixture.read(0, 4096), [0; 4096]);
 }

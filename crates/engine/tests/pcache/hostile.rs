@@ -11,20 +11,20 @@ use udm::target::Target;
 use udm::units::SECOND;
 
 use crate::builder::{Builder, CLEAN, Key, cache_info, kset, last, meta, tail};
-use crate::world::{SMALL, World};
+use crate::fixture::{Fixture, SMALL};
 
 const SECTORS: usize = 256;
 
-/// A random log and what it means: per sector, what is read and what the origin holds after a
+/// A random log and its meaning: per sector, the data of a read and the origin's data after a
 /// drain. Written from the specification: sections 7 to 10, 15 and 24.
-struct Story {
+struct Case {
     built: Builder,
     read: Vec<u8>,
     drained: Vec<u8>,
     used: u32,
 }
 
-fn story(prng: &mut Prng, has_crc: bool) -> Story {
+fn case(prng: &mut Prng, has_crc: bool) -> Case {
     let mut built = Builder::new(24);
     built.has_crc = has_crc;
     for nth in (1..24).rev() {
@@ -36,7 +36,7 @@ fn story(prng: &mut Prng, has_crc: bool) -> Story {
     built.log = vec![built.head.0];
     built.key_tail = built.head;
     built.dirty_tail = built.head;
-    // Per sector: None is the origin's; whether it is in the cache, and what the origin has.
+    // Per sector: `None` is the origin's data; whether it is in the cache, and the origin's data.
     let mut cached: Vec<Option<u8>> = vec![None; SECTORS];
     let mut drained = vec![0xEE_u8; SECTORS];
     let mut used = std::collections::BTreeSet::new();
@@ -92,7 +92,7 @@ fn story(prng: &mut Prng, has_crc: bool) -> Story {
     }
     let read = cached.iter().map(|sector| sector.unwrap_or(0xEE)).collect();
     used.extend(&built.log);
-    Story { read, drained, used: used.len() as u32, built }
+    Case { read, drained, used: used.len() as u32, built }
 }
 
 #[test]
@@ -100,14 +100,14 @@ fn random_logs_mean_what_the_specification_says() {
     for seed in 0..250 {
         let mut prng = Prng::new(seed);
         let has_crc = prng.one_in(3);
-        let Story { built, read, drained, used } = story(&mut prng, has_crc);
+        let Case { built, read, drained, used } = case(&mut prng, has_crc);
         if built.log.len() > 11 {
             continue;
         }
         let table = if has_crc { "C B 2 data_crc true" } else { "C B 0" };
-        let mut world = World::of_image(&built.finish(), table);
-        world.try_open(false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let status = world.target().status();
+        let mut fixture = Fixture::of_image(&built.finish(), table);
+        fixture.try_open(false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let status = fixture.target().status();
         let at = |place: (u32, u32)| format!("{}:{}", place.0, place.1);
         let expected = format!(
             "0 24 24 {used} 70 {:x} {} {} {}",
@@ -118,11 +118,11 @@ fn random_logs_mean_what_the_specification_says() {
         );
         assert_eq!(status, expected, "seed {seed}");
         for (sector, expected) in read.iter().enumerate() {
-            let found = world.read(sector as u64 * 512, 512);
+            let found = fixture.read(sector as u64 * 512, 512);
             assert!(found == [*expected; 512], "seed {seed}: sector {sector}: {}", found[0]);
         }
-        world.drain();
-        let image = world.disk.image();
+        fixture.drain();
+        let image = fixture.disk.image();
         for (sector, expected) in drained.iter().enumerate() {
             let found = &image[sector * 512..][..512];
             assert!(found == [*expected; 512], "seed {seed}: drained {sector}: {}", found[0]);
@@ -134,19 +134,19 @@ fn random_logs_mean_what_the_specification_says() {
 fn use_it(image: &[u8], table: &'static str) {
     let pmem = SimPmem::from_image(image, Persistence::Cpu);
     let _ = inspect(Arc::new(pmem), SMALL);
-    let mut world = World::of_image(image, table);
-    if world.try_open(false).is_err() {
+    let mut fixture = Fixture::of_image(image, table);
+    if fixture.try_open(false).is_err() {
         return;
     }
-    let _ = world.try_read(0, SECTORS * 512);
+    let _ = fixture.try_read(0, SECTORS * 512);
     for second in 0..4 {
-        world.tick(SECOND * second);
+        fixture.tick(SECOND * second);
     }
-    let _ = (world.target().status(), world.target().facts());
+    let _ = (fixture.target().status(), fixture.target().facts());
 }
 
 fn seal(image: &mut [u8], at: usize, len: usize) {
-    let sum = udm::crc::pcache_crc(&image[at + 4..at + len]);
+    let sum = udm::base::crc::pcache_crc(&image[at + 4..at + len]);
     image[at..at + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -156,7 +156,7 @@ fn flipped_bits_anywhere_never_panic() {
     for round in 0..40 {
         let has_crc = round % 2 == 0;
         let table = if has_crc { "C B 2 data_crc true" } else { "C B 0 log_damage truncate" };
-        let built = story(&mut prng, has_crc).built;
+        let built = case(&mut prng, has_crc).built;
         let image = built.finish();
         for _ in 0..40 {
             let mut image = image.clone();
@@ -187,7 +187,7 @@ fn wrong_numbers_under_right_checksums_never_panic() {
         _ => prng.next_u64() as u32,
     };
     for _ in 0..1500 {
-        let mut built = story(&mut prng, false).built;
+        let mut built = case(&mut prng, false).built;
         for _ in 0..prng.below(3) {
             let mut key = Key {
                 off: u64::from(odd(&mut prng)) << prng.below(33),
@@ -232,10 +232,10 @@ fn wrong_numbers_under_right_checksums_never_panic() {
 
 #[test]
 fn wrong_numbers_on_our_label_never_panic() {
-    let mut world = World::new(crate::world::Setup::small());
-    world.open();
-    world.write(0, &[1; 4096], true);
-    let image = world.pmem.image();
+    let mut fixture = Fixture::new(crate::fixture::Setup::small());
+    fixture.open();
+    fixture.write(0, &[1; 4096], true);
+    let image = fixture.pmem.image();
     let mut prng = Prng::new(79);
     for _ in 0..1000 {
         let mut image = image.clone();

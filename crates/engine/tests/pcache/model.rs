@@ -7,15 +7,15 @@ use udm::pmem::Persistence;
 use udm::prng::Prng;
 use udm::units::SECOND;
 
+use crate::fixture::{Fixture, Setup};
 use crate::sectors::{Model, SECTOR};
-use crate::world::{Setup, World};
 
 fn history(seed: u64, setup: Setup, steps: usize) {
     let mut prng = Prng::new(seed);
     let sectors = (setup.backing_bytes as usize) / SECTOR;
-    let mut world = World::new(setup);
+    let mut fixture = Fixture::new(setup);
     let mut model = Model::new(sectors);
-    world.open();
+    fixture.open();
     for step in 0..steps {
         let why = format!("seed {seed}, step {step}");
         let first = match prng.below(3) {
@@ -31,50 +31,50 @@ fn history(seed: u64, setup: Setup, steps: usize) {
                 let fua = prng.one_in(8);
                 let data = model.write(first, count, false);
                 let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
-                world.run(bio).status.unwrap();
+                fixture.run(bio).status.unwrap();
                 if fua {
                     model.flushed(first..first + count);
                 }
             }
             50..75 => assert_eq!(
-                world.read(offset, count * SECTOR),
+                fixture.read(offset, count * SECTOR),
                 model.current(first, count),
                 "{why}: read {first}+{count}"
             ),
             75..80 => {
                 let op = if prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
                 model.write(first, count, true);
-                world.zero(op, offset, (count * SECTOR) as u64, false);
+                fixture.zero(op, offset, (count * SECTOR) as u64, false);
             }
             80..86 => {
-                world.flush();
+                fixture.flush();
                 model.flushed(0..sectors);
             }
-            86..92 => world.tick(SECOND * prng.below(3)),
+            86..92 => fixture.tick(SECOND * prng.below(3)),
             92..94 => {
-                world.remove();
-                world.open();
+                fixture.remove();
+                fixture.open();
             }
             94..96 => {
-                world.kill();
-                world.open();
+                fixture.kill();
+                fixture.open();
             }
             96..99 => {
-                world.power_cut(&mut prng);
-                world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
-                let found = world.content();
+                fixture.power_cut(&mut prng);
+                fixture.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = fixture.content();
                 model.adopt(&found, &why);
             }
             _ => {
-                world.drain();
-                let image = world.disk.image();
+                fixture.drain();
+                let image = fixture.disk.image();
                 assert!(image == model.current(0, sectors), "{why}: drained origin differs");
             }
         }
     }
-    assert!(world.content() == model.current(0, sectors), "seed {seed}: at the end");
-    world.drain();
-    assert!(world.disk.image() == model.current(0, sectors), "seed {seed}: drained");
+    assert!(fixture.content() == model.current(0, sectors), "seed {seed}: at the end");
+    fixture.drain();
+    assert!(fixture.disk.image() == model.current(0, sectors), "seed {seed}: drained");
 }
 
 #[test]

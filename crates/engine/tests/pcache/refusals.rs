@@ -7,20 +7,20 @@ use udm::disk::RamDisk;
 use udm::error::Kind;
 
 use crate::builder::{Builder, Key, cache_info, kset, last, meta, seg_info, superblock, tail};
-use crate::world::{Setup, World};
+use crate::fixture::{Fixture, Setup};
 
 /// Opens an image and expects a refusal of this kind whose text has all these words.
 fn refused(image: &[u8], table: &'static str, kind: Kind, words: &[&str]) {
-    let mut world = World::of_image(image, table);
-    let before = world.pmem.image();
-    let error = world.try_open(false).expect_err("a refusal");
+    let mut fixture = Fixture::of_image(image, table);
+    let before = fixture.pmem.image();
+    let error = fixture.try_open(false).expect_err("a refusal");
     assert_eq!(error.kind(), kind, "{error}");
     let text = error.to_string();
     for word in words {
         assert!(text.contains(word), "'{word}' is not in: {text}");
     }
     assert!(!text.contains('\n') && !text.ends_with('.'), "one line: {text}");
-    assert!(world.pmem.image() == before, "a refused device is not touched: {text}");
+    assert!(fixture.pmem.image() == before, "a refused device is not touched: {text}");
 }
 
 /// A cache of 24 segments whose log holds one dirty key, changed by `change` at the end.
@@ -45,7 +45,7 @@ fn io(image: &[u8], words: &[&str]) {
 fn a_small_cache_device_is_refused_with_enospc() {
     let mut setup = Setup::small();
     setup.geometry.device_bytes_min = setup.cache_bytes + 1;
-    let error = World::new(setup).try_open(true).unwrap_err();
+    let error = Fixture::new(setup).try_open(true).unwrap_err();
     assert_eq!((error.kind(), error.kind().errno()), (Kind::NoSpace, 28), "{error}");
 }
 
@@ -63,9 +63,9 @@ fn superblock_errors() {
             &["segments", "superblock"],
         );
     }
-    let mut world = World::of_image(&with(|_, _| {}), "C B 0");
-    world.pmem.poison(4096, 64);
-    assert_eq!(world.try_open(false).unwrap_err().kind(), Kind::Io, "unreadable");
+    let mut fixture = Fixture::of_image(&with(|_, _| {}), "C B 0");
+    fixture.pmem.poison(4096, 64);
+    assert_eq!(fixture.try_open(false).unwrap_err().kind(), Kind::Io, "unreadable");
 }
 
 #[test]
@@ -172,44 +172,44 @@ fn log_errors() {
     let mut built = Builder::new(24);
     built.append_last(3);
     built.append_raw(&last(0));
-    io(&built.finish(), &["log at 3:0", "runs into itself at segment 0"]);
+    io(&built.finish(), &["log at 3:0", "has a cycle at segment 0"]);
     // A key set that leaves no room for LAST after it.
     let mut built = Builder::new(24);
     built.head.1 = built.data_bytes() - 64 - 16;
     (built.key_tail, built.dirty_tail) = (built.head, built.head);
     let key = built.key(0, 5, 0, &[1; 512], 0);
     built.data(0, built.head.1, &kset(&[key]));
-    io(&built.finish(), &["leaves no room"]);
+    io(&built.finish(), &["leaves no space"]);
 }
 
 #[test]
 fn the_backing_device_must_be_long_enough_and_the_one_on_the_label() {
-    let mut world = World::new(Setup::small());
-    world.open();
-    world.write(0, &[1; 4096], true);
-    world.kill();
-    let len = world.setup.backing_bytes;
+    let mut fixture = Fixture::new(Setup::small());
+    fixture.open();
+    fixture.write(0, &[1; 4096], true);
+    fixture.kill();
+    let len = fixture.setup.backing_bytes;
     let other = |name: &str, len: u64| Arc::new(RamDisk::new(len, 512).named(name));
-    world.disk = other("ram", len - 512);
-    let error = world.try_open(false).unwrap_err();
+    fixture.disk = other("ram", len - 512);
+    let error = fixture.try_open(false).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid, "{error}");
-    world.disk = other("wrong", len);
-    let error = world.try_open(false).unwrap_err();
+    fixture.disk = other("wrong", len);
+    let error = fixture.try_open(false).unwrap_err();
     assert_eq!(error.kind(), Kind::Refused, "{error}");
     assert!(error.to_string().contains("rebind true"), "{error}");
-    world.setup.table = "C B 0 rebind true";
-    world.open();
-    assert_eq!(world.read(0, 4096), [1; 4096]);
-    world.remove();
-    world.setup.table = "C B 0";
-    world.open();
-    world.remove();
-    world.disk = other("wrong", len + (4 << 20));
-    world.open();
-    assert_eq!(world.read(0, 4096), [1; 4096], "a backing device may grow");
-    world.remove();
-    world.disk = other("wrong", len);
-    let error = world.try_open(false).unwrap_err();
+    fixture.setup.table = "C B 0 rebind true";
+    fixture.open();
+    assert_eq!(fixture.read(0, 4096), [1; 4096]);
+    fixture.remove();
+    fixture.setup.table = "C B 0";
+    fixture.open();
+    fixture.remove();
+    fixture.disk = other("wrong", len + (4 << 20));
+    fixture.open();
+    assert_eq!(fixture.read(0, 4096), [1; 4096], "a backing device may grow");
+    fixture.remove();
+    fixture.disk = other("wrong", len);
+    let error = fixture.try_open(false).unwrap_err();
     assert_eq!(error.kind(), Kind::Refused, "but not shrink: {error}");
 }
 
@@ -224,34 +224,34 @@ fn relabel(image: &mut [u8], slot: usize, version: u16, is_whole: bool) {
 
 #[test]
 fn what_a_newer_udm_labelled_is_refused_and_left_alone() {
-    let mut world = World::new(Setup::small());
+    let mut fixture = Fixture::new(Setup::small());
     for _ in 0..2 {
-        world.open();
-        world.write(0, &[1; 4096], true);
-        world.remove();
+        fixture.open();
+        fixture.write(0, &[1; 4096], true);
+        fixture.remove();
     }
-    let labelled = world.pmem.image();
+    let labelled = fixture.pmem.image();
     for slot in [0, 1] {
         let mut image = labelled.clone();
         relabel(&mut image, slot, 3, true);
         refused(&image, "C B 0", Kind::Unsupported, &["newer udm", "version 3", "64 KiB"]);
-        let world = World::of_image(&image, "C B 0");
-        let report = udm::pcache::inspect::inspect(world.pmem.clone(), world.setup.geometry);
+        let fixture = Fixture::of_image(&image, "C B 0");
+        let report = udm::pcache::inspect::inspect(fixture.pmem.clone(), fixture.setup.geometry);
         assert_eq!(report.unwrap_err().kind(), Kind::Unsupported);
-        // Neither by force, nor when the rest is no pcache any more.
+        // Neither by force, nor if the remaining bytes are not a pcache.
         for is_pcache in [true, false] {
             if !is_pcache {
                 put(&mut image, 4096, &[0; 24]);
             }
-            let mut world = World::of_image(&image, "C B 0");
-            assert_eq!(world.try_open(true).unwrap_err().kind(), Kind::Unsupported);
-            assert!(world.pmem.image() == image);
+            let mut fixture = Fixture::of_image(&image, "C B 0");
+            assert_eq!(fixture.try_open(true).unwrap_err().kind(), Kind::Unsupported);
+            assert!(fixture.pmem.image() == image);
         }
     }
     // A rotten label is not a newer one; the other slot counts.
     let mut image = labelled;
     relabel(&mut image, 0, 3, false);
-    World::of_image(&image, "C B 0").open();
+    Fixture::of_image(&image, "C B 0").open();
 }
 
 #[test]
@@ -260,27 +260,33 @@ fn a_device_that_may_hold_something_is_formatted_only_by_force() {
     let mut image = vec![0; setup.cache_bytes as usize];
     image[60000] = 1;
     refused(&image, "C B 0", Kind::Refused, &["may hold", "--force-format"]);
-    let mut world = World::of_image(&image, "C B 0");
-    world.try_open(true).unwrap();
-    world.write(0, &[1; 512], true);
-    world.kill();
-    let error = world.try_open(true).unwrap_err();
+    let mut fixture = Fixture::of_image(&image, "C B 0");
+    fixture.try_open(true).unwrap();
+    fixture.write(0, &[1; 512], true);
+    fixture.kill();
+    let error = fixture.try_open(true).unwrap_err();
     assert_eq!(error.kind(), Kind::Refused, "dirty data: {error}");
-    world.open();
-    world.drain();
-    world.remove();
-    world.try_open(true).unwrap();
+    fixture.open();
+    fixture.drain();
+    fixture.remove();
+    fixture.try_open(true).unwrap();
 }
 
 #[test]
-fn a_lost_cache_info_can_be_overcome_by_force() {
+fn damage_is_overcome_by_an_erased_front_and_force_alone() {
     let lost = with(|image, _| put(image, 8192, &[0; 4096 + 24]));
-    let mut world = World::of_image(&lost, "C B 0");
-    assert_eq!(world.try_open(false).unwrap_err().kind(), Kind::Io);
-    world.try_open(true).unwrap();
-    assert_eq!(world.read(0, 512), [0xEE; 512]);
-    // Other damage is not: it may hide dirty data.
+    let mut fixture = Fixture::of_image(&lost, "C B 0");
+    assert_eq!(fixture.try_open(false).unwrap_err().kind(), Kind::Io);
+    // The log may hold dirty data.
+    let error = fixture.try_open(true).unwrap_err();
+    assert!(error.to_string().contains("erase the first 64 KiB"), "{error}");
+    let mut erased = lost.clone();
+    erased[..64 << 10].fill(0);
+    let mut fixture = Fixture::of_image(&erased, "C B 0");
+    fixture.try_open(true).unwrap();
+    assert_eq!(fixture.read(0, 512), [0xEE; 512]);
+    // So with other damage.
     let damaged = with(|image, _| put(image, 16416, &meta(9, 0, &[99, 0])));
-    let error = World::of_image(&damaged, "C B 0").try_open(true).unwrap_err();
+    let error = Fixture::of_image(&damaged, "C B 0").try_open(true).unwrap_err();
     assert!(error.to_string().contains("dirty data"), "{error}");
 }

@@ -1,5 +1,5 @@
 //! Several threads on one device, with the background on its own: no reader ever sees a sector
-//! go back, and none sees less than what was complete when it began.
+//! return to an older version, or a version older than the one that was complete when it began.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use udm::local::{Local, ManualClock};
 use udm::prng::Prng;
 use udm::units::SECOND;
 
-use crate::world::{Setup, World};
+use crate::fixture::{Fixture, Setup};
 
 const SECTORS: usize = 4096;
 /// Writers of one group take turns, so that its versions have an order.
@@ -20,7 +20,7 @@ struct Sector {
     completed: AtomicU64,
 }
 
-struct Stage {
+struct Model {
     sectors: Vec<Sector>,
     groups: Vec<Mutex<()>>,
 }
@@ -31,7 +31,7 @@ fn offset_of(sector: usize) -> u64 {
     (base + sector) as u64 * 512
 }
 
-fn play(stage: &Stage, local: &mut Local, seed: u64, rounds: usize) {
+fn play(model: &Model, local: &mut Local, seed: u64, rounds: usize) {
     let mut prng = Prng::new(seed);
     let mut data = vec![0; GROUP * 512];
     let mut seen = vec![0_u64; SECTORS];
@@ -42,10 +42,10 @@ fn play(stage: &Stage, local: &mut Local, seed: u64, rounds: usize) {
         let within = prng.below(GROUP as u64) as usize;
         let count = 1 + prng.below((GROUP - within) as u64) as usize;
         let first = group * GROUP + within;
-        let range = &stage.sectors[first..first + count];
+        let range = &model.sectors[first..first + count];
         let bytes = &mut data[..count * 512];
         if prng.one_in(2) {
-            let _turn = stage.groups[group].lock().unwrap();
+            let _turn = model.groups[group].lock().unwrap();
             for (sector, bytes) in range.iter().zip(bytes.chunks_mut(512)) {
                 let version = sector.issued.fetch_add(1, Ordering::SeqCst) + 1;
                 bytes.chunks_mut(8).for_each(|word| word.copy_from_slice(&version.to_le_bytes()));
@@ -76,12 +76,12 @@ fn play(stage: &Stage, local: &mut Local, seed: u64, rounds: usize) {
 }
 
 fn together(table: &'static str, seed: u64, threads: u64, rounds: usize) {
-    let mut world = World::new(Setup::small().table(table));
-    world.open();
-    let target = Arc::new(world.pcache.take().expect("open"));
-    let loaded = LoadedTable::single(target.clone(), world.setup.backing_bytes);
+    let mut fixture = Fixture::new(Setup::small().table(table));
+    fixture.open();
+    let target = Arc::new(fixture.pcache.take().expect("open"));
+    let loaded = LoadedTable::single(target.clone(), fixture.setup.backing_bytes);
     let device = Device::with_table("together", loaded).unwrap();
-    let stage = Stage {
+    let model = Model {
         sectors: (0..SECTORS)
             .map(|_| Sector { issued: AtomicU64::new(0), completed: AtomicU64::new(0) })
             .collect(),
@@ -91,10 +91,10 @@ fn together(table: &'static str, seed: u64, threads: u64, rounds: usize) {
     std::thread::scope(|scope| {
         let players: Vec<_> = (0..threads)
             .map(|nth| {
-                let (stage, device) = (&stage, &device);
+                let (model, device) = (&model, &device);
                 scope.spawn(move || {
                     let mut local = Local::without_kernel(device).unwrap();
-                    play(stage, &mut local, seed * 100 + nth, rounds);
+                    play(model, &mut local, seed * 100 + nth, rounds);
                 })
             })
             .collect();
@@ -118,7 +118,7 @@ fn together(table: &'static str, seed: u64, threads: u64, rounds: usize) {
     });
     let mut local = Local::without_kernel(&device).unwrap();
     let mut bytes = [0; 512];
-    for (nth, sector) in stage.sectors.iter().enumerate() {
+    for (nth, sector) in model.sectors.iter().enumerate() {
         local.read_at(&mut bytes, offset_of(nth)).unwrap();
         let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         assert_eq!(version, sector.completed.load(Ordering::SeqCst), "sector {nth} at the end");

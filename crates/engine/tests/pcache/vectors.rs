@@ -1,4 +1,4 @@
-//! Media written by the kernel's dm-pcache: every one opens, says what the kernel's said, reads
+//! Media written by the kernel's dm-pcache: each opens, has the kernel's status, reads
 //! as the kernel read it, and drains to the same backing device.
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use udm::pmem::sim::SimPmem;
 use udm::target::Target;
 use udm::units::SECOND;
 
+use crate::fixture::{Fixture, Setup};
 use crate::golden::{Vector, sha256, vectors};
-use crate::world::{Setup, World};
 
-fn world_of(vector: &Vector) -> World {
+fn fixture_of(vector: &Vector) -> Fixture {
     let cache = vector.image("cache");
     let origin = vector.image("origin");
     let line = vector.table("C", "B");
@@ -30,7 +30,7 @@ fn world_of(vector: &Vector) -> World {
     let disk = RamDisk::new(origin.len() as u64, 512);
     disk.load_image(&origin);
     let pmem = SimPmem::from_image(&cache, Persistence::Cpu);
-    World::over(setup, Arc::new(pmem), Arc::new(disk))
+    Fixture::over(setup, Arc::new(pmem), Arc::new(disk))
 }
 
 fn status_words(vector: &Vector, key: &str) -> String {
@@ -41,32 +41,36 @@ fn status_words(vector: &Vector, key: &str) -> String {
 fn the_kernels_media_open_read_and_drain_as_in_the_kernel() {
     for vector in vectors("pcache-") {
         let name = &vector.name;
-        let mut world = world_of(&vector);
-        world.is_held = true;
-        world.open();
+        let mut fixture = fixture_of(&vector);
+        fixture.is_held = true;
+        fixture.open();
         assert_eq!(
-            world.target().status(),
+            fixture.target().status(),
             status_words(&vector, "status_after_attach_frozen"),
             "{name}"
         );
-        // Write-back is held: what is read of dirty data comes from the cache.
-        world.tick(SECOND);
-        world.tick(SECOND);
-        world.release();
-        world.drain();
-        assert_eq!(world.target().status(), status_words(&vector, "status_after_drain"), "{name}");
-        let origin = sha256(&world.disk.image());
+        // Write-back is held, so dirty data is read from the cache.
+        fixture.tick(SECOND);
+        fixture.tick(SECOND);
+        fixture.release();
+        fixture.drain();
+        assert_eq!(
+            fixture.target().status(),
+            status_words(&vector, "status_after_drain"),
+            "{name}"
+        );
+        let origin = sha256(&fixture.disk.image());
         assert_eq!(origin, vector.text("sha256_origin_after_drain"), "{name}: drained");
 
-        let mut world = world_of(&vector);
-        world.open();
-        assert_eq!(sha256(&world.content()), vector.text("sha256_logical"), "{name}: first read");
-        assert_eq!(sha256(&world.content()), vector.text("sha256_logical"), "{name}: from cache");
-        world.kill();
-        world.open();
-        assert_eq!(sha256(&world.content()), vector.text("sha256_logical"), "{name}: reopened");
-        world.drain();
-        let origin = sha256(&world.disk.image());
+        let mut fixture = fixture_of(&vector);
+        fixture.open();
+        assert_eq!(sha256(&fixture.content()), vector.text("sha256_logical"), "{name}: first read");
+        assert_eq!(sha256(&fixture.content()), vector.text("sha256_logical"), "{name}: from cache");
+        fixture.kill();
+        fixture.open();
+        assert_eq!(sha256(&fixture.content()), vector.text("sha256_logical"), "{name}: reopened");
+        fixture.drain();
+        let origin = sha256(&fixture.disk.image());
         assert_eq!(origin, vector.text("sha256_origin_after_drain"), "{name}: drained again");
     }
 }

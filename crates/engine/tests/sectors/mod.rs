@@ -1,4 +1,4 @@
-//! What a device must hold, sector by sector: the model that random histories of every cache are
+//! The expected content of each sector of a device: the model that random histories of caches are
 //! compared with, before crashes and after.
 
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    /// What reads must see.
+    /// The data that reads must return.
     pub fn current(&self, first: usize, count: usize) -> Vec<u8> {
         (first..first + count)
             .flat_map(|sector| content(sector, *self.versions[sector].last().unwrap()))

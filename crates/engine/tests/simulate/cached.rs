@@ -1,4 +1,4 @@
-//! Worlds of the target cache: what they are made of, their tables, and a cache device that tables
+//! Cases of the target cache: their devices, their tables, and a cache device that tables
 //! make shorter and longer.
 
 use std::sync::Arc;
@@ -72,11 +72,11 @@ fn count(words: &str) -> usize {
     words.split_whitespace().count()
 }
 
-/// Why a table may be refused: what it would cut off, or pass by, is dirty; or it would not know
-/// what the origin has lost.
+/// The reasons for refusing a table: it would cut off or bypass dirty data, or lose the list of
+/// the origin's losses.
 pub fn is_refusal(error: &str) -> bool {
     error.contains("write it back first")
-        || error.contains("its origin has refused a flush")
+        || error.contains("its origin failed a flush")
         || error.contains("passthrough mode needs a cache without dirty blocks")
 }
 

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use udm::device::{Device, LoadedTable, PortSeat};
+use udm::build::{BuildOptions, Opener, build};
+use udm::device::{Device, LoadedTable, PortHandle};
 use udm::disk::{Disk, Ring, SimDisk};
 use udm::error::Result;
 use udm::pcache::ReplayPace;
@@ -12,16 +13,15 @@ use udm::pcache::layout::Geometry;
 use udm::pmem::Pmem;
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
-use udm::shm::{Keeper, SharedWords};
+use udm::shm::{SharedStore, SharedWords};
 use udm::table::{DeviceWord, Table};
 use udm::target::{Port, Wake};
 use udm::units::{Nanos, SECTOR};
-use udm::world::{BuildOptions, Opener, build};
 
 use crate::cached::{self, Beginning};
 use crate::plan::{Engine, Setup};
 
-/// What survives a server.
+/// The devices and memory that outlive a server.
 pub struct Machine {
     pub pmem: Arc<SimPmem>,
     /// The cache, where it is a disk.
@@ -29,7 +29,7 @@ pub struct Machine {
     pub disk: Arc<SimDisk>,
     /// The metadata of a cache.
     pub meta: Arc<SimDisk>,
-    /// What lines beside the cached one are on.
+    /// The disk of the lines that are not cached.
     pub aside: Arc<SimDisk>,
     cuts: Option<(usize, usize)>,
     is_on_disk: bool,
@@ -52,8 +52,8 @@ pub struct Driver {
     pub ring: Ring,
     pub room_epoch: u64,
     pub is_background: bool,
-    // Dropped last: a port is detached when nothing of it is left.
-    _seat: PortSeat,
+    // Dropped last: a port is detached when its requests and I/O are gone.
+    _seat: PortHandle,
 }
 
 /// Remembers that it was woken.
@@ -93,7 +93,7 @@ impl Opener for Machine {
         Ok(self.pmem.clone())
     }
 
-    fn keeper(&self, _: &'static str, _: &str) -> Result<Keeper> {
+    fn shared_store(&self, _: &'static str, _: &str) -> Result<SharedStore> {
         Ok(self.shared.lock().unwrap().clone().into())
     }
 }
@@ -128,8 +128,8 @@ impl Machine {
         machine
     }
 
-    /// Flushes of a cache's fast disks may fail. What they lose can still be read: a server that
-    /// has not heard of it yet may do so.
+    /// Flushes of a cache's fast disks may fail. The data that they lose can still be read, by a
+    /// server that does not know of the failure yet.
     fn prepare_flushes(&self) {
         for disk in [&self.ssd, &self.meta].into_iter().filter(|_| self.has_meta) {
             disk.show_lost();
@@ -216,7 +216,7 @@ impl Machine {
         image
     }
 
-    /// Everything in memory is lost; `pmem` is what the cache was at that moment.
+    /// All data in memory is lost; `pmem` is the state of the cache device at that moment.
     pub fn lose_power(&mut self, pmem: &SimPmem, prng: &mut Prng) {
         self.pmem = Arc::new(pmem.crash(prng));
         let mut after = |disk: &SimDisk| {
@@ -261,9 +261,9 @@ impl Machine {
 }
 
 impl Server {
-    /// Dies with all that is in flight, as a process does: nobody tidies up.
+    /// Dies with all requests in flight, as a process does, without any cleanup.
     pub fn die(self) {
-        // What unwinds is not asked whether it left things in order.
+        // The unwinding code leaves its data in any state.
         let died = catch_unwind(AssertUnwindSafe(move || {
             let _server = self;
             resume_unwind(Box::new("killed"));

@@ -1,14 +1,14 @@
 //! The whole system from one seed: a device with a cache, alone or between other lines, or without
 //! one and with tables that change; several clients, a background and
-//! malicious devices on one virtual clock; what clients see is compared with a model.
+//! malicious devices on one virtual clock; the clients' view is compared with a model.
 //!
 //! `cargo test -p udm --test simulate` runs the regression seeds and a fixed number of histories.
 //! After `--`: `--seed N [--ops K] [--keep LIST]` replays one; `--seconds S [--seed N]` soaks;
 //! `--histories N --survey` lists what fails; `--mutants` (with `--features mutants`) lets the
 //! simulation look for deliberate bugs, `--own-mutants` for those that it must find.
 //!
-//! Not simulated, because nothing could notice: lost and misdirected writes of the origin (it says
-//! that it wrote, and nobody keeps checksums of the origin), rot of cached data without
+//! Not simulated, because udm cannot notice: lost and misdirected writes of the origin (it reports
+//! success, and the origin stores no checksums), rot of cached data without
 //! `data_crc`, and rot of the newest key set (which looks like an append that a power cut tore).
 //! Rot of the label is left out: it names the ranges that were damaged before. After rot of
 //! cache_info a server's shared memory is taken for another medium's: its writes may be lost.
@@ -16,7 +16,7 @@
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
 
-mod acts;
+mod actions;
 mod cached;
 mod machine;
 mod oracle;
@@ -57,6 +57,10 @@ const REGRESSIONS: &[u64] = &[
     20_897,
     4_294_967_312,
     4_294_967_538,
+    4_294_969_863,
+    68_719_477_748,
+    68_719_478_509,
+    68_719_478_667,
     4_315_228_534,
     4_372_308_421,
     550_033_036,
@@ -104,7 +108,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Takes histories, on all cores, until they are enough, the time is over, or one fails.
+/// Runs histories on all cores until there are enough, the time has passed, or one fails.
 fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
     let steps = args.steps.unwrap_or(STEPS);
     let seconds = args.seconds.map(Duration::from_secs);

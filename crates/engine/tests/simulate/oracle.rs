@@ -1,4 +1,4 @@
-//! What a read may return, sector by sector, and what a crash may leave.
+//! The versions that a read may return, sector by sector, and those that a crash may leave.
 //!
 //! Every write, discard and zeroing is a *version* with the interval between its submit and its
 //! end. Time is a counter of events. A version dies for readers
@@ -8,13 +8,15 @@
 //!   overlapping writes take, everybody sees the same.
 //!
 //! A read may return any version that was alive at some moment between its submit and its end. A
-//! write that failed, or was under way when its server died, may have happened or not.
+//! write that failed, or was under way when its server died, may have happened or not. A read that
+//! began before such a write does not decide this: of two copies of its sectors, it may have seen
+//! the one that took the write.
 //!
 //! A dead version may still be found after a crash, until a flush that began after its death (and
-//! after the end of what killed it) has ended well, or a later FUA write of its sector has. Of
-//! what a power cut leaves, the first read decides: from then on that is the content, for good. Of
-//! what a server leaves that dies, the first read decides, too, but a disk may hold it in its
-//! volatile cache as yet: only the next flush makes that final.
+//! after the end of the write that killed it) has ended well, or a later FUA write of its sector.
+//! After a power cut, the first read decides: from then on the content is fixed. After the death of
+//! a server the first read decides as well, but the data may still be in a disk's
+//! volatile cache: only the next flush makes it final.
 //!
 //! *Epochs* count the ends of flushes and FUA writes. A version may be found after a crash from the
 //! epoch of its submit until the one that ends it. The origin alone is consistent when there is
@@ -46,6 +48,8 @@ struct Entry {
     is_gone: bool,
     /// A power cut left it, among others perhaps: it is on a medium, or nowhere.
     is_survivor: bool,
+    /// Only reads that began before their killer have shown it.
+    is_raced: bool,
     /// A read has shown what killed it, after that had ended.
     is_outlived: bool,
 }
@@ -100,6 +104,7 @@ impl Oracle {
         version.end = now;
         version.is_good = is_good;
         if !is_good {
+            (first..first + count).for_each(|sector| self.undecide(sector));
             return;
         }
         let begin = version.begin;
@@ -158,9 +163,12 @@ impl Oracle {
         if self.sectors[sector].len() == 1 {
             return;
         }
-        let has_ended = self.versions[seen.version as usize].end < begin;
+        let version = &self.versions[seen.version as usize];
+        let has_ended = version.end < begin;
+        let is_raced = begin < version.begin;
         for entry in &mut self.sectors[sector] {
             if entry.version != seen.version && self.versions[entry.version as usize].end < begin {
+                entry.is_raced = is_raced && (entry.is_raced || entry.dead_at == NEVER);
                 entry.die(now, seen.version);
                 entry.is_gone |= entry.is_survivor && seen.is_survivor;
                 entry.is_outlived |= has_ended && entry.killer == seen.version;
@@ -194,7 +202,7 @@ impl Oracle {
     }
 
     /// The device was removed in order: from now on no crash takes anything back. (This is not a
-    /// client's flush: the origin alone owes it nothing.)
+    /// client's flush: the promises about the origin alone do not change.)
     pub fn removed(&mut self) {
         self.now();
         for sector in 0..self.sectors.len() {
@@ -205,16 +213,40 @@ impl Oracle {
         }
     }
 
-    /// The server died. What was under way may have happened.
+    /// The server died. Requests in flight may have happened.
     pub fn server_died(&mut self) {
         let now = self.now();
         for version in self.versions.iter_mut().filter(|version| version.end == NEVER) {
             version.end = now;
         }
         self.reads.clear();
+        (0..self.sectors.len()).for_each(|sector| self.undecide(sector));
     }
 
-    /// All that was not flushed may be lost. The server is dead. `is_power_cut`: whatever is left
+    /// Versions are alive again if they died of a write that has not ended well, and no read that
+    /// began after it has shown this.
+    fn undecide(&mut self, sector: usize) {
+        let entries = &mut self.sectors[sector];
+        let ended: Vec<u32> = entries.iter().map(|entry| entry.version).collect();
+        for entry in entries.iter_mut().filter(|entry| entry.is_raced && !entry.is_gone) {
+            let killer = &self.versions[entry.killer as usize];
+            if killer.is_good || killer.end == NEVER {
+                continue;
+            }
+            let end = self.versions[entry.version as usize].end;
+            let is_later = |other: &&u32| {
+                let other = &self.versions[**other as usize];
+                other.is_good && other.begin > end
+            };
+            entry.is_raced = false;
+            match ended.iter().find(is_later) {
+                Some(later) => entry.killer = *later,
+                None => entry.dead_at = NEVER,
+            }
+        }
+    }
+
+    /// All unflushed data may be lost. The server is dead. `is_power_cut`: the remaining data
     /// is on a medium.
     pub fn lose_unflushed(&mut self, is_power_cut: bool) {
         self.epoch += 1;
@@ -271,7 +303,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the origin alone is what a power cut at some epoch could have left.
+    /// Whether the origin alone is in a state that a power cut at some epoch could have left.
     pub fn check_alone(&self, image: &[u8]) -> Result<(), String> {
         let (mut from, mut from_sector) = (0, 0);
         let (mut until, mut until_sector) = (EPOCH_MAX, 0);
@@ -349,6 +381,7 @@ impl Entry {
             until: EPOCH_MAX,
             is_gone: false,
             is_survivor: false,
+            is_raced: false,
             is_outlived: false,
         }
     }

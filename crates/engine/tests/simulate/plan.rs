@@ -1,4 +1,4 @@
-//! A history before it happens: what the world is made of, and its steps. All of it follows from
+//! A history before it runs: the parts of the fixture, and its steps. All of it follows from
 //! the seed, and each step carries the seed of its own choices, so that a step can be left out
 //! without changing what the others do.
 
@@ -30,23 +30,23 @@ pub enum Engine {
     },
 }
 
-/// From this seed on, worlds are those of writecache.
+/// From this seed on, cases are those of writecache.
 pub const WRITECACHE_FROM: u64 = 1 << 32;
-/// From this one on those of the target cache.
+/// From this seed on, cases use the target cache.
 pub const CACHE_FROM: u64 = 1 << 36;
-/// From this one on they have no cache.
+/// From this seed on, cases are without a cache.
 pub const PLAIN_FROM: u64 = 1 << 40;
 
 /// Sectors of the device.
 const SECTORS: u64 = 5 * MIB / SECTOR;
 
-/// What a world is made of.
+/// The parts of a fixture.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
     pub engine: Engine,
-    /// Sectors where the cached line begins and ends. What is in front of it and after it are
-    /// lines of their own, on a disk of their own.
+    /// Sectors where the cached line begins and ends. Before and after it are
+    /// other lines, on another disk.
     pub cuts: (u64, u64),
     pub backing_bytes: u64,
     pub persistence: Persistence,
@@ -56,7 +56,7 @@ pub struct Setup {
     pub trouble: Trouble,
 }
 
-/// What may go wrong beside the end of a server.
+/// The faults in addition to the end of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     Nothing,
@@ -78,12 +78,12 @@ impl Trouble {
 #[derive(Clone, Debug)]
 pub struct Step {
     pub salt: u64,
-    pub act: Act,
+    pub action: Action,
 }
 
-/// What a step does.
+/// A step.
 #[derive(Clone, Debug)]
-pub enum Act {
+pub enum Action {
     /// A client submits.
     Io {
         client: usize,
@@ -127,7 +127,7 @@ pub enum Act {
         fences: u64,
         again: u64,
     },
-    /// The cache device is lost now: what would the origin be worth?
+    /// Judges the origin alone, as if the cache device were lost now.
     OriginAlone,
     /// Reads everything.
     Scan,
@@ -145,7 +145,7 @@ pub enum Act {
     },
 }
 
-/// What is wrong with the origin. Ranges are sectors.
+/// A fault of the origin. Ranges are sectors.
 #[derive(Clone, Copy, Debug)]
 pub enum OriginFault {
     Fails { op: Option<Op>, first: u64, count: u64, times: u64 },
@@ -162,7 +162,7 @@ pub enum Rot {
     Record,
 }
 
-/// The world of a seed.
+/// The fixture of a seed.
 pub fn setup(seed: u64) -> Setup {
     match seed {
         PLAIN_FROM.. => setup_plain(seed),
@@ -224,7 +224,7 @@ fn setup_writecache(seed: u64) -> Setup {
     let cache_bytes = (64 << 10) << prng.below(6);
     let persistence = if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu };
     let clients = 1 + prng.below(4) as usize;
-    // Blocks of several sectors, too, are overwritten where they are.
+    // Even blocks of several sectors are overwritten in place.
     let tears = if is_on_disk && prng.one_in(2) { " atomic_blocks false" } else { "" };
     Setup {
         seed,
@@ -296,7 +296,7 @@ impl Setup {
         self.cuts != (0, SECTORS)
     }
 
-    /// Whether clients reach a disk that nothing caches.
+    /// Whether clients reach a disk without a cache.
     pub fn is_bare(&self) -> bool {
         self.is_plain() || self.is_cut()
     }
@@ -307,7 +307,7 @@ impl Setup {
         self.is_plain() || self.is_cache() || start < self.cuts.0 || end > self.cuts.1
     }
 
-    /// The table of the device; one of many, by `prng`, where nothing is cached or a cache is.
+    /// The table of the device: one of many, by `prng`, with or without a cache.
     pub fn table(&self, prng: &mut Prng) -> String {
         match self.engine {
             Engine::Plain => self.table_of_none(prng),
@@ -326,7 +326,7 @@ impl Setup {
         }
     }
 
-    /// The lines beside the cached one.
+    /// The lines next to the cached one.
     fn among(&self, cached: String) -> String {
         let (from, to) = self.cuts;
         match self.is_cut() {
@@ -379,7 +379,7 @@ impl Setup {
         self.is_cache() || matches!(self.engine, Engine::Writecache { is_on_disk: true, .. })
     }
 
-    /// Whether a server keeps nothing in memory that outlives it.
+    /// Whether a server does without memory that outlives it.
     fn has_no_memory(&self) -> bool {
         self.is_bare() || self.is_cache()
     }
@@ -388,40 +388,40 @@ impl Setup {
 /// The first `count` steps of a seed.
 pub fn steps(setup: &Setup, count: usize) -> Vec<Step> {
     let mut prng = Prng::new(setup.seed);
-    (0..count).map(|_| Step { salt: prng.next_u64(), act: act(setup, &mut prng) }).collect()
+    (0..count).map(|_| Step { salt: prng.next_u64(), action: action(setup, &mut prng) }).collect()
 }
 
-fn act(setup: &Setup, prng: &mut Prng) -> Act {
+fn action(setup: &Setup, prng: &mut Prng) -> Action {
     let again = |prng: &mut Prng| if prng.one_in(3) { 1 + prng.below(8) } else { 0 };
     match prng.below(200) {
         0..95 => io(setup, prng),
-        95..145 => Act::Pump { events: 1 + prng.below(60), is_slow: prng.one_in(4) },
-        145..153 => Act::Pass { nanos: passing(prng) },
-        153..157 => Act::Settle,
-        157..160 if setup.is_plain() => Act::Load,
-        157 | 158 if setup.is_cache() => Act::Load,
-        157..160 => Act::Suspend,
-        160..164 => Act::Resume,
-        164..166 => Act::Message(prng.below(100) as u32),
-        166..168 => Act::Look,
-        168..171 => Act::Drain,
-        171..173 => Act::Remove { forgets: prng.one_in(2) },
-        // Of a bare disk, nobody makes durable what a new run of the machine finds.
+        95..145 => Action::Pump { events: 1 + prng.below(60), is_slow: prng.one_in(4) },
+        145..153 => Action::Pass { nanos: passing(prng) },
+        153..157 => Action::Settle,
+        157..160 if setup.is_plain() => Action::Load,
+        157 | 158 if setup.is_cache() => Action::Load,
+        157..160 => Action::Suspend,
+        160..164 => Action::Resume,
+        164..166 => Action::Message(prng.below(100) as u32),
+        166..168 => Action::Look,
+        168..171 => Action::Drain,
+        171..173 => Action::Remove { forgets: prng.one_in(2) },
+        // With a bare disk, a later run of the machine does not make an earlier one's data durable.
         173..177 => {
-            Act::Kill { keeps: !prng.one_in(4) || setup.has_no_memory(), again: again(prng) }
+            Action::Kill { keeps: !prng.one_in(4) || setup.has_no_memory(), again: again(prng) }
         }
-        177..180 => Act::PowerCut {
+        177..180 => Action::PowerCut {
             fences: if prng.one_in(2) { 0 } else { 1 + prng.below(20) },
             again: again(prng),
         },
-        180..183 => Act::OriginAlone,
-        183 => Act::Scan,
-        184..192 => Act::Heal,
+        180..183 => Action::OriginAlone,
+        183 => Action::Scan,
+        184..192 => Action::Heal,
         _ => fault(setup, prng).unwrap_or_else(|| io(setup, prng)),
     }
 }
 
-fn io(setup: &Setup, prng: &mut Prng) -> Act {
+fn io(setup: &Setup, prng: &mut Prng) -> Action {
     let sectors = setup.sectors() as u64;
     let first = match prng.below(4) {
         0 => prng.below(64),
@@ -458,10 +458,10 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
     // Zeroes pass a writecache by: a failing origin may lose them, as it may lose any disk's.
     let passes_by = !setup.is_pcache() && matches!(op, Op::Discard | Op::WriteZeroes);
     let op = if passes_by && setup.trouble == Trouble::Origin { Op::Write } else { op };
-    // What a disk reads as after a discard is its own affair.
+    // The data after a discard is up to the disk.
     let op = if setup.is_bare() && op == Op::Discard { Op::WriteZeroes } else { op };
     let client = prng.below(setup.clients as u64) as usize;
-    Act::Io { client, op, first, count, fua: prng.one_in(8) }
+    Action::Io { client, op, first, count, fua: prng.one_in(8) }
 }
 
 /// The whole blocks around a range.
@@ -479,31 +479,31 @@ fn passing(prng: &mut Prng) -> Nanos {
     }
 }
 
-fn fault(setup: &Setup, prng: &mut Prng) -> Option<Act> {
+fn fault(setup: &Setup, prng: &mut Prng) -> Option<Action> {
     let is_origin = match setup.trouble {
         Trouble::Nothing => return None,
         Trouble::Medium => {
-            return prng.one_in(4).then(|| Act::MediumFails { after: 1 + prng.below(10) });
+            return prng.one_in(4).then(|| Action::MediumFails { after: 1 + prng.below(10) });
         }
         Trouble::Origin => true,
         Trouble::Cache => false,
         Trouble::OriginAndCache => prng.one_in(2),
     };
     if is_origin {
-        return Some(Act::Fault(origin_fault(setup, prng)));
+        return Some(Action::Fault(origin_fault(setup, prng)));
     }
     Some(match prng.below(8) {
-        0..4 => Act::Rot(Rot::Data),
-        4 => Act::Rot(Rot::Record),
-        5 | 6 => Act::Poison { is_data: true, bytes: 64 },
-        _ => Act::Poison { is_data: false, bytes: 64 << prng.below(7) },
+        0..4 => Action::Rot(Rot::Data),
+        4 => Action::Rot(Rot::Record),
+        5 | 6 => Action::Poison { is_data: true, bytes: 64 },
+        _ => Action::Poison { is_data: false, bytes: 64 << prng.below(7) },
     })
 }
 
 fn origin_fault(setup: &Setup, prng: &mut Prng) -> OriginFault {
     let ops = [None, Some(Op::Read), Some(Op::Write), Some(Op::Flush), Some(Op::WriteZeroes)];
     let op = match ops[prng.below(5) as usize] {
-        // What a disk loses with a flush that fails, nobody writes again who does not cache it.
+        // Without a cache, the data that a disk loses with a failed flush is not written again.
         None | Some(Op::Flush) if setup.has_no_memory() => Some(Op::Write),
         op => op,
     };

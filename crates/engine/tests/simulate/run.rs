@@ -14,16 +14,16 @@ use udm::units::{Nanos, SECOND};
 
 use crate::machine::{Machine, Server};
 use crate::oracle::{Oracle, SECTOR, encode};
-use crate::plan::{Act, Setup, Step, Trouble};
+use crate::plan::{Action, Setup, Step, Trouble};
 
-/// After this long without faults nothing may still wait.
+/// After this long without faults all requests must have ended.
 const PATIENCE: Nanos = 120 * SECOND;
-/// This many moves of the world without end are a spin.
+/// This many moves of the fixture without end are a spin.
 const MOVES_MAX: u64 = 400_000;
 /// The cache fails writes that wait for an origin that has failed for this long.
 const GIVE_UP_AFTER: Nanos = 60 * SECOND;
 
-/// What a history went through, for the statistics.
+/// Counts of the events of a history, for the statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub histories: u64,
@@ -60,7 +60,7 @@ struct Request {
     since: u64,
 }
 
-/// A world in motion.
+/// A fixture in motion.
 pub struct Run {
     pub setup: Setup,
     pub machine: Machine,
@@ -129,18 +129,18 @@ impl Run {
 
     pub fn step(&mut self, step: &Step) -> Outcome {
         let prng = &mut Prng::new(step.salt);
-        match step.act {
-            Act::Io { client, op, first, count, fua } => {
+        match step.action {
+            Action::Io { client, op, first, count, fua } => {
                 self.submit(client, op, first, count, fua, prng)?;
             }
-            Act::Pump { events, is_slow } => {
+            Action::Pump { events, is_slow } => {
                 for _ in 0..events {
-                    self.step_world(is_slow, prng)?;
+                    self.step_fixture(is_slow, prng)?;
                 }
             }
-            Act::Pass { nanos } => self.now += nanos,
-            Act::Settle => self.settle(prng)?,
-            _ => self.rare(&step.act, prng)?,
+            Action::Pass { nanos } => self.now += nanos,
+            Action::Settle => self.settle(prng)?,
+            _ => self.rare(&step.action, prng)?,
         }
         self.look_for_cut(prng)
     }
@@ -185,8 +185,8 @@ impl Run {
         self.look_for_cut(prng)
     }
 
-    /// Lets one thing happen, somewhere; false if nothing can.
-    pub fn step_world(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
+    /// Lets one event happen, somewhere. Returns false if none is possible.
+    pub fn step_fixture(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
         self.tally.moves += 1;
         self.now += prng.below(20_000);
         let disks = self.machine.disks();
@@ -273,7 +273,7 @@ impl Run {
             Status::Io if self.is_removing => true,
             Status::Io if is_uncached && self.faulty_until >= request.since => true,
             _ if self.has_medium_failed => matches!(status, Status::Io | Status::NoSpace),
-            // What a dead server let pass by may be owed a flush of the origin.
+            // Writes that bypassed a dead server's cache may need a flush of the origin.
             Status::Io if !self.setup.is_pcache() && (request.op == Op::Flush || request.fua) => {
                 self.faulty_until >= request.since
             }
@@ -284,7 +284,7 @@ impl Run {
         }
     }
 
-    /// Nothing can move: time passes until something is due. False if nothing ever will be.
+    /// All parts are idle: time passes until the next tick. Returns false if none is due.
     fn skip(&mut self) -> bool {
         let now = self.now;
         let Some(due) = self.server().next_tick else { return false };
@@ -292,7 +292,7 @@ impl Run {
         true
     }
 
-    /// Moves the world until `is_done`, or until it ought to be. Says whether it is.
+    /// Moves the fixture until `is_done`, or until it ought to be. Says whether it is.
     pub fn run_until(
         &mut self,
         prng: &mut Prng,
@@ -301,7 +301,7 @@ impl Run {
         let patience = if self.is_healthy() { PATIENCE } else { 2 * SECOND };
         let (end, moves_end) = (self.now + patience, self.tally.moves + MOVES_MAX);
         while !is_done(self)? {
-            let has_moved = self.step_world(false, prng)?;
+            let has_moved = self.step_fixture(false, prng)?;
             if (!has_moved && !self.skip()) || self.now > end {
                 return Ok(false);
             }
@@ -312,7 +312,7 @@ impl Run {
         Ok(true)
     }
 
-    /// All requests come to their end, if they must; those of a suspended device wait.
+    /// All requests end, if they must; requests of a suspended device wait.
     pub fn settle(&mut self, prng: &mut Prng) -> Outcome {
         if self.state() != DeviceState::Active {
             self.run_until(prng, |_| Ok(false))?;
@@ -321,12 +321,12 @@ impl Run {
         let is_due = self.is_healthy();
         let is_done = self.run_until(prng, |run| Ok(run.requests.is_empty()))?;
         if !is_done && is_due {
-            return wrong(format!("requests wait for ever: {}", self.tell()));
+            return wrong(format!("requests wait indefinitely: {}", self.tell()));
         }
         Ok(())
     }
 
-    /// What the world looks like.
+    /// The state of the fixture.
     pub fn tell(&mut self) -> String {
         let waiting: Vec<String> = self
             .requests
@@ -351,7 +351,7 @@ impl Run {
         self.server.take().expect("a server runs between steps")
     }
 
-    /// What clients had under way will never be answered.
+    /// The clients' requests in flight get no answer.
     pub fn forget_requests(&mut self) {
         self.requests.clear();
         self.oracle.server_died();
@@ -361,7 +361,7 @@ impl Run {
         self.is_removing = is_removing;
     }
 
-    /// If the armed moment has come, the power goes: nobody has seen what came out since.
+    /// At the armed moment the power fails: clients have not seen the results since then.
     pub fn look_for_cut(&mut self, prng: &mut Prng) -> Outcome {
         if !self.is_cut_armed {
             return Ok(());
@@ -378,7 +378,7 @@ impl Run {
         server.die();
         self.forget_requests();
         self.oracle.lose_unflushed(true);
-        // A new disk has no faults, a new cache takes fences again.
+        // A new disk works, and a new cache counts fences again.
         self.has_medium_failed = false;
         if self.faulty_until == u64::MAX {
             self.faulty_until = self.tally.moves;
@@ -455,7 +455,7 @@ impl Run {
 }
 
 impl Run {
-    /// Leaves the world, whatever state it is in.
+    /// Ends the fixture, in any state.
     pub fn abandon(mut self) {
         if let Some(server) = self.server.take() {
             self.machine.disks().iter().for_each(|disk| disk.abandon());

@@ -113,7 +113,7 @@ impl fmt::Display for Failure {
         writeln!(f, "simulate: FAILED: {}", self.what)?;
         writeln!(f, "  {setup:?}")?;
         for &nth in self.kept.iter().take(60) {
-            writeln!(f, "  {nth:4} {:?}", steps[nth].act)?;
+            writeln!(f, "  {nth:4} {:?}", steps[nth].action)?;
         }
         let list = show_list(&self.kept);
         write!(

@@ -15,6 +15,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use udm::build::{BuildOptions, NamedDevices, build};
 use udm::device::Device;
 use udm::disk::RamDisk;
 use udm::local::{Local, SystemClock};
@@ -24,15 +25,14 @@ use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::table::Table;
 use udm::units::MIB;
-use udm::world::{BuildOptions, NamedDevices, build};
 
 use crate::oracle::{SECTOR, decode, encode};
 
 const CLIENTS: u32 = 3;
 const SECTORS: u64 = 8 * MIB / SECTOR as u64;
-/// After this long it is judged, and begins again: what is to be judged takes memory.
+/// After this long the events are judged, and a new round begins: events take memory.
 const ROUND: Duration = Duration::from_secs(1);
-/// So long after the end nobody may still wait.
+/// This long after the end all requests must have ended.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One sector's part of a request.
@@ -53,7 +53,7 @@ struct Zone {
     write_begin: u64,
 }
 
-/// Runs for `time`. How many requests there were, or what is wrong.
+/// Runs for `time`. Returns the number of requests, or an error.
 pub fn stress(seed: u64, time: Duration) -> Result<u64, String> {
     let end = Instant::now() + time;
     let mut requests = 0;
@@ -105,7 +105,7 @@ fn run(device: &Arc<Device>, seed: u64, time: Duration) -> Result<u64, String> {
         thread::spawn(move || {
             let mut prng = Prng::new(seed << 8 | u64::from(client));
             let events = talk(&device, &clock, client, &mut prng, end);
-            // Nobody listens any more only when this came too late.
+            // The receiver is gone only if this was too late.
             let _ = sender.send(events);
         });
     }
@@ -117,7 +117,7 @@ fn run(device: &Arc<Device>, seed: u64, time: Duration) -> Result<u64, String> {
     }
     let mut events = Vec::new();
     for _ in 0..CLIENTS {
-        let status = || format!("a client waits for ever: {:?}", device.status());
+        let status = || format!("a client waits indefinitely: {:?}", device.status());
         events.extend(receiver.recv_timeout(PATIENCE).map_err(|_| status())??);
     }
     is_over.store(true, Ordering::SeqCst);
@@ -200,7 +200,7 @@ fn talk(
     Ok(events)
 }
 
-/// Whether each sector's history is that of a register.
+/// Whether each sector's history is linearizable, like a register's history.
 fn judge(events: &[Event]) -> Result<(), String> {
     let mut sectors: HashMap<u32, HashMap<u32, Zone>> = HashMap::new();
     for event in events {

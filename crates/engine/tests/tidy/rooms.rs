@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{code_of, root, sources};
 
 const SOURCES: &str = "crates/engine/src/";
-/// What tests are called, and what only they use. They may use any room.
+/// The names of tests, and of modules that only tests use. They may use any room.
 const TESTS: [&str; 4] = ["conformance", "orderings", "schedules", "tests"];
 
 /// The rooms in the order of the table.
@@ -26,7 +26,7 @@ fn module_of(file: &str) -> Vec<&str> {
 }
 
 /// The lines of code outside of what only tests have, with their numbers.
-fn product_lines(text: &str) -> Vec<(usize, &str)> {
+pub(super) fn product_lines(text: &str) -> Vec<(usize, &str)> {
     let mut lines = text.lines().enumerate();
     let mut found = Vec::new();
     while let Some((nth, line)) = lines.next() {

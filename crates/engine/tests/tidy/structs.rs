@@ -1,14 +1,14 @@
-//! Whether a structure of an engine is small enough to know who changes what in it, and whether a
-//! file of an engine says what it uses.
+//! Whether a structure of an engine is small enough to know each field's writers, and whether a
+//! file of an engine names its imports.
 
 use super::{PURE_ROOMS, sources};
 
 const FIELDS_MAX: usize = 15;
-/// Counters are many by nature: each is changed in one place, and nothing depends on another.
+/// Counters are many by nature: each is changed in one place and independent of the others.
 const COUNTERS: [&str; 1] = ["Counters"];
 
-/// The structures of a file with as many fields as they have. What has the layout of a medium is
-/// left out: its fields are the format's.
+/// The structures of a file, and their numbers of fields. The layout of a medium is
+/// left out: the format determines its fields.
 fn structs(text: &str) -> Vec<(String, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

@@ -35,19 +35,19 @@ const BANNED: [(&str, &str); 28] = [
 ];
 
 /// The comment of a line of Rust, without what stands in backquotes.
-fn comment_of(line: &str) -> Option<String> {
+pub fn comment_of(line: &str) -> Option<String> {
     // A `//` after a colon is an address in a string.
     let at = line.match_indices("//").map(|(at, _)| at).find(|at| !line[..*at].ends_with(':'))?;
     Some(prose(line[at..].trim_start_matches(['/', '!'])))
 }
 
-/// What stands outside of backquotes.
+/// The text outside of backquotes.
 fn prose(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
 
 /// The lines of prose of a document; `None` for the others.
-fn lines_of(text: &str) -> Vec<Option<String>> {
+pub fn lines_of(text: &str) -> Vec<Option<String>> {
     let mut is_code = false;
     let of = |line: &str| {
         is_code ^= line.starts_with("```");
@@ -65,7 +65,7 @@ fn has(text: &str, len: usize, phrase: &str) -> bool {
     })
 }
 
-/// What is wrong in these lines. A phrase may reach into the next one.
+/// The errors in these lines. A phrase may continue in the next one.
 fn complaints(name: &str, lines: &[Option<String>]) -> Vec<String> {
     let mut wrong = Vec::new();
     for (nth, line) in lines.iter().enumerate() {

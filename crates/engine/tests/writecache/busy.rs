@@ -11,8 +11,8 @@ use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::{KIB, SECOND};
 
+use crate::fixture::Fixture;
 use crate::sectors::{Model, Requests, SECTOR};
-use crate::world::World;
 
 const OPTIONS: [&str; 5] = [
     "",
@@ -23,10 +23,10 @@ const OPTIONS: [&str; 5] = [
 ];
 const STEPS: u64 = 1000;
 
-/// A world, and what it must show.
+/// A fixture, and its expected data.
 struct Busy {
     prng: Prng,
-    world: World,
+    fixture: Fixture,
     model: Model,
     sectors: usize,
     /// Sectors of a block.
@@ -50,38 +50,38 @@ impl Busy {
         let count = words.split_whitespace().count();
         let table = format!("{mode} O C {block_bytes} {count} {words}");
         let origin_bytes = (32 << prng.below(4)) * KIB;
-        let mut world = World::new(&table, (24 << prng.below(3)) * KIB, origin_bytes);
+        let mut fixture = Fixture::new(&table, (24 << prng.below(3)) * KIB, origin_bytes);
         let failures = Rc::new(Cell::new(0_u64));
         let left = Rc::clone(&failures);
-        world.refuses = Box::new(move |io| {
+        fixture.refuses = Box::new(move |io| {
             let fails = is_write_back(io) && left.get() > 0;
             left.set(left.get() - u64::from(fails));
             fails
         });
-        world.open();
+        fixture.open();
         let sectors = origin_bytes as usize / SECTOR;
         let block = block_bytes as usize / SECTOR;
-        Busy { prng, world, model: Model::new(sectors), sectors, block, failures }
+        Busy { prng, fixture, model: Model::new(sectors), sectors, block, failures }
     }
 
-    /// As [`World::run`], but a bio does not wait for what is held, and may wait for longer:
+    /// Like [`Fixture::run`], but a bio does not wait for held I/O, and may wait for longer:
     /// write-back rests after failures.
     fn run(&mut self, bio: Bio) -> Bio {
-        self.world.submit(bio);
+        self.fixture.submit(bio);
         for _ in 0..1000 {
-            if let Some(done) = self.world.done() {
+            if let Some(done) = self.fixture.done() {
                 return done;
             }
-            self.world.release();
-            if let Some(done) = self.world.done() {
+            self.fixture.release();
+            if let Some(done) = self.fixture.done() {
                 return done;
             }
-            self.world.tick(SECOND / 4);
-            if let Some(parked) = self.world.port.parked.pop_front() {
-                self.world.submit(parked);
+            self.fixture.tick(SECOND / 4);
+            if let Some(parked) = self.fixture.port.parked.pop_front() {
+                self.fixture.submit(parked);
             }
         }
-        panic!("a bio waited for ever: {}", self.world.target().status());
+        panic!("a bio waited indefinitely: {}", self.fixture.target().status());
     }
 
     fn request(&mut self, kind: u64, why: &str) {
@@ -97,23 +97,23 @@ impl Busy {
                 self.run(Bio::flush(0)).status.unwrap();
                 self.model.flushed(0..self.sectors);
             }
-            8..22 => self.world.tick(SECOND * self.prng.below(3) / 2),
-            22..29 => self.world.holds = Box::new(is_write_back),
+            8..22 => self.fixture.tick(SECOND * self.prng.below(3) / 2),
+            22..29 => self.fixture.holds = Box::new(is_write_back),
             29..34 => self.failures.set(1 + self.prng.below(3)),
             34 => {
-                self.world.release();
-                self.world.remove();
+                self.fixture.release();
+                self.fixture.remove();
                 self.model.flushed(0..self.sectors);
-                self.world.open();
+                self.fixture.open();
             }
             35 | 36 => {
-                self.world.kill();
-                self.world.open();
+                self.fixture.kill();
+                self.fixture.open();
             }
             37 => {
-                self.world.power_cut(&mut self.prng);
-                self.world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
-                let found = self.world.content();
+                self.fixture.power_cut(&mut self.prng);
+                self.fixture.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = self.fixture.content();
                 self.model.adopt(&found, why);
             }
             _ => self.drain(why),
@@ -121,9 +121,9 @@ impl Busy {
     }
 
     fn drain(&mut self, why: &str) {
-        self.world.release();
-        self.world.drain();
-        let image = self.world.origin.image();
+        self.fixture.release();
+        self.fixture.drain();
+        let image = self.fixture.origin.image();
         assert!(image == self.model.current(0, self.sectors), "{why}: the drained origin");
     }
 }
@@ -131,9 +131,9 @@ impl Busy {
 fn history(seed: u64) {
     let mut busy = Busy::new(seed);
     for step in 0..STEPS {
-        let why = format!("seed {seed}, step {step}, {}", busy.world.table);
-        if !busy.world.held.is_empty() && busy.prng.one_in(6) {
-            busy.world.release();
+        let why = format!("seed {seed}, step {step}, {}", busy.fixture.table);
+        if !busy.fixture.held.is_empty() && busy.prng.one_in(6) {
+            busy.fixture.release();
         }
         match busy.prng.below(12) {
             kind @ 0..10 => busy.request(kind, &why),
@@ -141,8 +141,8 @@ fn history(seed: u64) {
         }
     }
     let why = format!("seed {seed}, at the end");
-    busy.world.release();
-    assert!(busy.world.content() == busy.model.current(0, busy.sectors), "{why}");
+    busy.fixture.release();
+    assert!(busy.fixture.content() == busy.model.current(0, busy.sectors), "{why}");
     busy.drain(&why);
 }
 
@@ -153,7 +153,7 @@ fn busy_histories_keep_the_promises() {
 
 /// For `WRITECACHE_SECONDS`, from the seed `WRITECACHE_FROM`.
 #[test]
-#[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
+#[ignore = "runs for a given time: scripts/soak.sh runs it"]
 fn soak() {
     crate::sectors::soak("writecache", history);
 }

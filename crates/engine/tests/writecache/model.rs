@@ -7,17 +7,17 @@ use udm::disk::Disk;
 use udm::prng::Prng;
 use udm::units::SECOND;
 
+use crate::fixture::Fixture;
 use crate::sectors::{Model, SECTOR};
-use crate::world::World;
 
 fn history(seed: u64, table: &str, steps: usize) {
     let mut prng = Prng::new(seed);
-    let mut world = World::new(table, 256 << 10, 2 << 20);
-    let block = world.args().block_bytes as usize / SECTOR;
-    let sectors = (world.origin.limits().size_bytes as usize) / SECTOR;
+    let mut fixture = Fixture::new(table, 256 << 10, 2 << 20);
+    let block = fixture.args().block_bytes as usize / SECTOR;
+    let sectors = (fixture.origin.limits().size_bytes as usize) / SECTOR;
     let blocks = sectors / block;
     let mut model = Model::new(sectors);
-    world.open();
+    fixture.open();
     for step in 0..steps {
         let why = format!("{table}, seed {seed}, step {step}");
         let first = match prng.below(3) {
@@ -34,54 +34,54 @@ fn history(seed: u64, table: &str, steps: usize) {
                 let fua = prng.one_in(8);
                 let data = model.write(first, count, false);
                 let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
-                world.run(bio).status.unwrap();
+                fixture.run(bio).status.unwrap();
                 if fua {
                     model.flushed(first..first + count);
                 }
             }
             50..75 => assert!(
-                world.read(offset, count * SECTOR) == model.current(first, count),
+                fixture.read(offset, count * SECTOR) == model.current(first, count),
                 "{why}: read {first}+{count}"
             ),
             75..80 => {
                 let op = if prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
                 model.write(first, count, true);
-                world.zero(op, offset, (count * SECTOR) as u64);
+                fixture.zero(op, offset, (count * SECTOR) as u64);
             }
             80..86 => {
-                world.flush();
+                fixture.flush();
                 model.flushed(0..sectors);
             }
-            86..92 => world.tick(SECOND * prng.below(3)),
+            86..92 => fixture.tick(SECOND * prng.below(3)),
             92..94 => {
-                world.remove();
+                fixture.remove();
                 model.flushed(0..sectors);
                 if prng.one_in(2) {
-                    world.power_cut(&mut prng);
+                    fixture.power_cut(&mut prng);
                 }
-                world.open();
+                fixture.open();
             }
             94..96 => {
-                world.kill();
-                world.open();
+                fixture.kill();
+                fixture.open();
             }
             96..99 => {
-                world.power_cut(&mut prng);
-                world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
-                let found = world.content();
+                fixture.power_cut(&mut prng);
+                fixture.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = fixture.content();
                 model.adopt(&found, &why);
             }
-            _ => assert!(drained(&mut world) == model.current(0, sectors), "{why}: drained"),
+            _ => assert!(drained(&mut fixture) == model.current(0, sectors), "{why}: drained"),
         }
     }
-    assert!(world.content() == model.current(0, sectors), "seed {seed}: at the end");
-    assert!(drained(&mut world) == model.current(0, sectors), "seed {seed}: drained");
+    assert!(fixture.content() == model.current(0, sectors), "seed {seed}: at the end");
+    assert!(drained(&mut fixture) == model.current(0, sectors), "seed {seed}: drained");
 }
 
-/// What the origin holds when everything is written back.
-fn drained(world: &mut World) -> Vec<u8> {
-    world.drain();
-    world.origin.image()
+/// The origin's data when everything is written back.
+fn drained(fixture: &mut Fixture) -> Vec<u8> {
+    fixture.drain();
+    fixture.origin.image()
 }
 
 #[test]

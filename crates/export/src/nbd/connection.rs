@@ -1,5 +1,5 @@
-//! One client's whole conversation, from greeting to good-bye: handshake, then transmission, with
-//! the buffer that bytes are received into. Pure; driven by a queue of the engine.
+//! One client's whole connection: handshake, then transmission, with the buffer that bytes are
+//! received into. Pure; driven by a queue of the engine.
 
 use std::collections::VecDeque;
 
@@ -11,26 +11,27 @@ use udm::sync::Arc;
 use udm::sync::atomic::{AtomicU8, Ordering};
 use udm::units::{Nanos, SECOND};
 
-use super::handshake::{Export, Handshake, Neighbours, Progress, Said};
+use super::handshake::{ExportInfo, Handshake, Neighbours, Progress, Said};
 use super::known::Known;
 use super::proto::{OPTION_BYTES_MAX, OPTION_HEADER_BYTES, REQUEST_BYTES, Violation};
 use super::replies::Replies;
 use super::session::{DIRECT_BYTES_MIN, Session};
 
-/// Bytes of the receive buffer: enough for a batch of short requests, little enough that not much
-/// of a long payload is copied out of it.
+/// Bytes of the receive buffer: enough for a batch of short requests, but small enough that little
+/// of a long payload must be copied out of it.
 const INPUT_BYTES: usize = 128 << 10;
 const _: () = assert!(INPUT_BYTES >= 2 * (DIRECT_BYTES_MIN + REQUEST_BYTES));
 const _: () = assert!(INPUT_BYTES >= 2 * (OPTION_BYTES_MAX as usize + OPTION_HEADER_BYTES));
 
 /// A client that has not finished its handshake after this long is disconnected.
 pub const HANDSHAKE_SECONDS_MAX: u64 = 30;
-/// A client that has not taken its last replies this long after the last request is cut off.
+/// A client that has not received its last replies this long after its last request is
+/// disconnected.
 pub const FAREWELL_SECONDS_MAX: u64 = 10;
 
-/// Time between two checks for late requests, while any is in flight.
+/// Time between two checks for slow requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
-/// Time between two checks for memory that other clients hold.
+/// Time between two attempts to get memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 200;
 
 #[derive(Debug)]
@@ -48,58 +49,63 @@ pub struct Connection {
     input: Buffer,
     taken: usize,
     filled: usize,
-    /// When the handshake, or the sending of the last replies, must be over.
+    /// When the handshake, or the sending of the last replies, must end.
     deadline: Option<Nanos>,
     deadline_is_farewell: bool,
     violation: Option<Violation>,
-    /// Nothing more is read.
+    /// Input is not read any more.
     is_deaf: bool,
-    /// Nothing more is sent.
+    /// Output is not sent any more.
     is_mute: bool,
-    /// The space given out belongs to a payload, not to `input`.
+    /// The buffer in use by the caller is a payload's, not `input`.
     payload_is_out: bool,
-    /// Whole requests wait in `input` until the session has room; or what another door has
-    /// received, until the first turn.
+    /// `input` holds unparsed bytes: whole requests that wait until the session has free space, or
+    /// bytes that another export has received, until the first turn.
     is_stalled: bool,
-    /// An option names another door's export: the connection goes there when all replies are sent.
+    /// An option names another export at this address: the connection is handed over once all
+    /// replies are sent.
     is_leaving: bool,
-    /// It has gone there.
-    is_passed_on: bool,
-    /// STARTTLS was answered; nothing is parsed until what comes is decrypted.
+    /// The connection was handed over.
+    is_handed_over: bool,
+    /// STARTTLS was answered; parsing waits until the input is decrypted.
     awaits_tls: bool,
     known: Option<Arc<dyn Known>>,
     standing: Arc<Standing>,
-    /// It has made a request; the standing says so.
+    /// The client has made a request, and `standing` records it.
     is_used: bool,
-    /// When to check for late requests; `None` while none is in flight.
+    /// Time of the next check for slow requests; `None` while none is in flight.
     look_at: Option<Nanos>,
 }
 
-/// How far a client has come, to choose which one to replace.
+/// A client's progress, by which the client to replace is chosen.
 #[derive(Debug, Default)]
 pub struct Standing(AtomicU8);
 
 impl Standing {
     /// In the handshake.
     pub const GREETED: u8 = 0;
-    /// The handshake is over, and there was no request yet.
+    /// After the handshake, without a request so far.
     pub const AGREED: u8 = 1;
-    /// It has made a request.
+    /// The client has made a request.
     pub const USED: u8 = 2;
+    /// The client has disconnected; requests of it may still be in flight.
+    pub const LEFT: u8 = 3;
 
-    fn set(&self, standing: u8) {
-        self.0.store(standing, Ordering::Relaxed);
+    pub(super) fn set(&self, standing: u8) {
+        if self.get() != Standing::LEFT {
+            self.0.store(standing, Ordering::Relaxed);
+        }
     }
 
-    /// Which of them.
+    /// Returns the progress.
     pub fn get(&self) -> u8 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Connection {
-    /// Begins with the greeting to a client of `export`.
-    pub fn new(export: Export) -> Connection {
+    /// Starts with the greeting to a client of `export`.
+    pub fn new(export: ExportInfo) -> Connection {
         let size_bytes = export.size_bytes;
         let mut greeting = Vec::new();
         let handshake = Handshake::start(export, &mut greeting);
@@ -108,9 +114,9 @@ impl Connection {
         Connection::with(size_bytes, handshake, replies)
     }
 
-    /// Goes on with a client that another door has greeted; `rest` was received from it and not
-    /// answered.
-    pub fn resume(export: Export, said: Said, rest: &[u8]) -> Connection {
+    /// Continues with a client that another export has greeted; `rest` holds received bytes without
+    /// an answer.
+    pub fn resume(export: ExportInfo, said: Said, rest: &[u8]) -> Connection {
         let size_bytes = export.size_bytes;
         let handshake = Handshake::resume(export, said);
         let mut connection = Connection::with(size_bytes, handshake, Replies::default());
@@ -120,7 +126,7 @@ impl Connection {
         connection
     }
 
-    /// The address has other doors, too.
+    /// Adds the other exports at the same address.
     pub fn beside(mut self, neighbours: Box<dyn Neighbours>) -> Connection {
         if let Phase::Handshake { handshake, .. } = &mut self.phase {
             handshake.beside(neighbours);
@@ -143,7 +149,7 @@ impl Connection {
             payload_is_out: false,
             is_stalled: false,
             is_leaving: false,
-            is_passed_on: false,
+            is_handed_over: false,
             awaits_tls: false,
             known: None,
             standing: Arc::default(),
@@ -152,44 +158,44 @@ impl Connection {
         }
     }
 
-    /// Its standing, to be read by other threads.
+    /// Returns its progress, which other threads may read.
     pub fn standing(&self) -> Arc<Standing> {
         self.standing.clone()
     }
 
-    /// Lets clients ask for what `known` knows.
+    /// Lets clients query `known`.
     pub fn knowing(mut self, known: Arc<dyn Known>) -> Connection {
         self.known = Some(known);
         self
     }
 
-    /// What the client did wrong, if that is why the connection ends.
+    /// Returns the protocol violation that ends the connection.
     pub fn violation(&self) -> Option<Violation> {
         self.violation
     }
 
-    /// Whether the client asked for TLS and was answered: what is received and sent from now on,
-    /// after the replies that wait, has to be plain text that TLS carries.
+    /// Whether STARTTLS was answered: after the queued replies, everything received and sent must
+    /// be the plain text inside TLS.
     pub fn awaits_tls(&self) -> bool {
         self.awaits_tls && !self.is_deaf
     }
 
-    /// TLS carries everything from now on.
+    /// From now on all bytes are inside TLS.
     pub fn tls_begins(&mut self) {
         self.awaits_tls = false;
     }
 
-    /// Whether nothing more is taken from the client.
+    /// Whether input is not read any more.
     pub fn is_deaf(&self) -> bool {
         self.is_deaf
     }
 
-    /// Whether nothing more is sent.
+    /// Whether output is not sent any more.
     pub fn is_mute(&self) -> bool {
         self.is_mute
     }
 
-    /// The client sends no more.
+    /// The client sends no more bytes.
     pub fn hung_up(&mut self) {
         if !self.is_deaf {
             self.hang_up();
@@ -203,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// Parses as much of the input as is complete.
+    /// Parses all complete messages of the input.
     fn advance(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         while !self.is_deaf && !self.awaits_tls && !self.is_leaving && self.taken < self.filled {
             let input = &self.input.as_slice()[self.taken..self.filled];
@@ -223,6 +229,9 @@ impl Connection {
         }
         if let Phase::Transmission(session) = &self.phase {
             self.is_deaf |= session.is_closing();
+            if self.is_deaf {
+                self.standing.set(Standing::LEFT);
+            }
             let must_wait = !session.has_room() || session.is_starved();
             self.is_stalled = self.taken < self.filled && must_wait;
             if session.has_asked() && !self.is_used {
@@ -232,8 +241,8 @@ impl Connection {
         }
     }
 
-    /// Gives the connection to the door whose export the client has named, once all replies are
-    /// sent. If it stays here, that option is answered here.
+    /// Hands the connection over to the export that the client has named, once all replies are
+    /// sent. If that fails, this export answers the option.
     fn leave(&mut self) {
         let Phase::Handshake { handshake, replies } = &mut self.phase else { return };
         if !self.is_leaving || self.is_deaf || replies.unsent_bytes() > 0 {
@@ -241,13 +250,13 @@ impl Connection {
         }
         self.is_leaving = false;
         if handshake.pass_on(&self.input.as_slice()[self.taken..self.filled]) {
-            self.is_passed_on = true;
+            self.is_handed_over = true;
             self.taken = self.filled;
             (self.is_deaf, self.is_mute) = (true, true);
         }
     }
 
-    /// Continues with bytes that were received but not taken for want of room.
+    /// Parses input that was left for lack of free space.
     fn go_on_if_stalled(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         if self.is_stalled {
             self.advance(bios, pool);
@@ -319,7 +328,7 @@ impl Conversation for Connection {
         if self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
         } else if self.filled > INPUT_BYTES / 2 {
-            // What is left is the beginning of one message, and less than half of the buffer.
+            // The rest is the start of one message, and less than half of the buffer.
             self.input.as_mut_slice().copy_within(self.taken..self.filled, 0);
             (self.taken, self.filled) = (0, self.filled - self.taken);
         }
@@ -372,9 +381,9 @@ impl Conversation for Connection {
         self.go_on_if_stalled(bios, pool);
     }
 
-    fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+    fn slow(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
         let Phase::Transmission(session) = &mut self.phase else { return None };
-        if session.in_flight() == 0 && !session.has_late() {
+        if session.in_flight() == 0 && !session.has_slow() {
             self.look_at = None;
             return None;
         }
@@ -383,7 +392,7 @@ impl Conversation for Connection {
             return None;
         }
         self.look_at = Some(now + LOOK_NS);
-        session.late(now)
+        session.slow(now)
     }
 
     fn go_on(&mut self, now: Nanos, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
@@ -428,6 +437,7 @@ impl Conversation for Connection {
 
     fn close(&mut self) {
         self.is_deaf = true;
+        self.standing.set(Standing::LEFT);
         if let Phase::Transmission(session) = &mut self.phase {
             session.close();
         }
@@ -438,8 +448,8 @@ impl Conversation for Connection {
         self.is_mute = true;
     }
 
-    fn is_passed_on(&self) -> bool {
-        self.is_passed_on
+    fn is_handed_over(&self) -> bool {
+        self.is_handed_over
     }
 
     fn is_over(&self) -> bool {

@@ -1,13 +1,14 @@
 //! The negotiation before transmission: bytes in, bytes out, no I/O.
 //!
-//! The server greets, the client answers with its flags and sends options until one of them
-//! (GO or EXPORT_NAME) starts transmission or ABORT ends it. Options we don't know are skipped
-//! and refused, as fixed newstyle asks. The number of options and the length of each are bounded
-//! ([`OPTIONS_MAX`], [`OPTION_BYTES_MAX`], [`OPTION_SKIP_MAX`]); time is bounded by the caller.
+//! The server greets, and the client answers with its flags. The client then sends options until
+//! one of them starts transmission (GO or EXPORT_NAME) or ends the connection (ABORT). Unknown
+//! options are skipped and refused, as fixed newstyle requires. The number of options and the
+//! length of each are bounded ([`OPTIONS_MAX`], [`OPTION_BYTES_MAX`], [`OPTION_SKIP_MAX`]); the
+//! caller bounds the time.
 //!
-//! Where several doors share an address, an option may name an export of another one. Then nothing
-//! is answered here: the connection goes there as it is, with what was said so far and the option,
-//! and that door goes on with it.
+//! If several exports share an address, an option may name another export. This handshake does not
+//! answer such an option: it hands the connection over, together with the state of the handshake
+//! and the option, and the other export continues.
 
 use std::fmt::Debug;
 
@@ -19,30 +20,32 @@ use super::proto::{
     export_flag, handshake_flag, info, option, reply,
 };
 
-/// The request size that suits the server best, in bytes.
+/// The least preferred request size, in bytes.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// A connection passes at most this many doors.
+/// Maximum number of hand-overs of one connection.
 pub const PASSED_MAX: u8 = 16;
 
-/// What clients are offered.
+/// The export that clients are offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// Its name; the empty name means this export too, unless there are others at its address.
+pub struct ExportInfo {
+    /// Its name. The empty name also selects this export, unless the address has others.
     pub name: String,
     /// Size in bytes.
     pub size_bytes: u64,
     /// Smallest unit of a request, in bytes.
     pub block_bytes: u32,
-    /// Whether TRIM does something.
+    /// The smallest efficient I/O, in bytes.
+    pub minimum_bytes: u32,
+    /// Whether TRIM has an effect.
     pub has_discard: bool,
     /// Whether writes are refused.
     pub is_read_only: bool,
-    /// Whether clients have to encrypt.
+    /// Whether clients must encrypt.
     pub needs_tls: bool,
 }
 
-impl Export {
+impl ExportInfo {
     fn flags(&self, is_structured: bool) -> u16 {
         let mut flags = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
@@ -63,39 +66,39 @@ impl Export {
     }
 }
 
-/// What the two sides agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreement {
-    /// Reads are answered in chunks, errors with words.
+    /// Reads are answered in chunks, errors with messages.
     pub is_structured: bool,
-    /// BLOCK_STATUS may be asked.
+    /// BLOCK_STATUS is allowed.
     pub has_block_status: bool,
     /// Writes are refused.
     pub is_read_only: bool,
 }
 
-/// What a client has said so far: what another door has to know to go on with it.
+/// The state of a handshake that another export needs to continue it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// No zeroes follow the answer to EXPORT_NAME.
     pub no_zeroes: bool,
-    /// Replies come in chunks.
+    /// Replies are sent in chunks.
     pub is_structured: bool,
-    /// How many options there were.
+    /// Number of options so far.
     pub options: u32,
-    /// How many doors the connection has passed.
+    /// Number of hand-overs so far.
     pub passed: u8,
-    /// The export name that the chosen contexts belong to.
+    /// The export name to which the chosen contexts belong.
     pub context_of: Option<String>,
 }
 
-/// The other exports at the same address, of other doors.
+/// The other exports at the same address.
 pub trait Neighbours: Debug + Send {
-    /// Their names.
+    /// Returns their names.
     fn names(&self) -> Vec<String>;
 
-    /// Gives the connection to the door of `name`; `rest` was received and not answered. Returns
-    /// why not, in words, if it stays here.
+    /// Hands the connection over to the export `name`; `rest` holds received bytes without an
+    /// answer. Returns the reason if the connection cannot be handed over.
     fn pass_on(&self, name: &str, said: &Said, rest: &[u8]) -> Result<(), &'static str>;
 }
 
@@ -104,14 +107,13 @@ pub trait Neighbours: Debug + Send {
 pub enum Progress {
     /// More bytes are needed.
     Waiting,
-    /// The next byte is the transmission's.
+    /// The next byte belongs to the transmission.
     Agreed(Agreement),
-    /// The next byte is TLS's; what it encrypts goes on here.
+    /// The next byte belongs to TLS; the handshake continues inside TLS.
     Secure,
-    /// The next byte begins an option that names another door's export: see
-    /// [`Handshake::pass_on`].
+    /// The next byte starts an option that names another export: see [`Handshake::pass_on`].
     Elsewhere,
-    /// The client said good-bye; close once everything is sent.
+    /// The client has ended the handshake; close the connection once everything is sent.
     Over,
 }
 
@@ -126,40 +128,40 @@ enum State {
 /// One client's handshake.
 #[derive(Debug)]
 pub struct Handshake {
-    export: Export,
+    export: ExportInfo,
     state: State,
     said: Said,
-    /// Everything from here on is encrypted.
+    /// All further bytes are encrypted.
     is_secure: bool,
     neighbours: Option<Box<dyn Neighbours>>,
-    /// Another door's export, which the next option names.
+    /// Another export, which the next option names.
     wanted: Option<String>,
-    /// Why that option is answered here.
+    /// The reason why that option is refused here.
     refusal: Option<&'static str>,
 }
 
 impl Handshake {
     /// Greets the client.
-    pub fn start(export: Export, out: &mut Vec<u8>) -> Handshake {
+    pub fn start(export: ExportInfo, out: &mut Vec<u8>) -> Handshake {
         let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         proto::encode_greeting(flags, out);
         Handshake { state: State::ClientFlags, ..Handshake::resume(export, Said::default()) }
     }
 
-    /// Goes on with a client that another door has greeted.
-    pub fn resume(export: Export, said: Said) -> Handshake {
+    /// Continues with a client that another export has greeted.
+    pub fn resume(export: ExportInfo, said: Said) -> Handshake {
         let state = State::Option;
         let (neighbours, wanted, refusal) = (None, None, None);
         Handshake { export, state, said, is_secure: false, neighbours, wanted, refusal }
     }
 
-    /// The address has other doors, too.
+    /// Adds the other exports at the same address.
     pub fn beside(&mut self, neighbours: Box<dyn Neighbours>) {
         self.neighbours = Some(neighbours);
     }
 
-    /// Gives the connection to the door whose export the next option names; `rest` begins with
-    /// that option. If it stays here, the option will be refused. Returns whether it is gone.
+    /// Hands the connection over to the export that the next option names; `rest` starts with that
+    /// option. If that fails, the option will be refused. Returns whether it was handed over.
     pub fn pass_on(&mut self, rest: &[u8]) -> bool {
         let (Some(name), Some(neighbours)) = (self.wanted.take(), &self.neighbours) else {
             return false;
@@ -167,14 +169,15 @@ impl Handshake {
         let said = Said { passed: self.said.passed.saturating_add(1), ..self.said.clone() };
         let passed = match said.passed {
             ..=PASSED_MAX => neighbours.pass_on(&name, &said, rest),
-            _ => Err("this connection has named exports of too many servers: open another"),
+            _ => Err("this connection has named exports of too many servers: open another \
+                connection"),
         };
         self.refusal = passed.err();
         self.refusal.is_none()
     }
 
-    /// Takes what it can use of `input`, which continues where the last call stopped taking, and
-    /// appends the answers to `out`. Returns how many bytes it took.
+    /// Parses `input`, which continues after the bytes that the last call took, and appends the
+    /// answers to `out`. Returns the number of bytes taken.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -255,7 +258,7 @@ impl Handshake {
         Ok((end, self.answer(option, data, out)?))
     }
 
-    /// The export that an option names, if it is another door's.
+    /// Returns the name in an option, if it is another export's.
     fn elsewhere(&self, option: u32, data: &[u8]) -> Option<String> {
         let neighbours = self.neighbours.as_ref()?;
         let name = match option {
@@ -270,7 +273,7 @@ impl Handshake {
         is_theirs.then(|| name.to_owned())
     }
 
-    /// Whether `name` is this export. The empty name is, where it is the only one.
+    /// Whether `name` is this export. The empty name names it if the address has only this export.
     fn is_called(&self, name: &str) -> bool {
         let is_alone = || self.neighbours.as_ref().is_none_or(|them| them.names().is_empty());
         name == self.export.name || (name.is_empty() && is_alone())
@@ -340,7 +343,7 @@ impl Handshake {
         let flags = self.export.flags(self.said.is_structured);
         tell(&proto::encode_info_export(self.export.size_bytes, flags));
         let max = BIO_BYTES_MAX as u32;
-        let preferred = PREFERRED_BYTES.max(self.export.block_bytes);
+        let preferred = PREFERRED_BYTES.max(self.export.minimum_bytes);
         tell(&proto::encode_info_block_size(self.export.block_bytes, preferred, max));
         if go.wants_name {
             tell(&proto::encode_info_text(info::NAME, &self.export.name));
@@ -370,14 +373,14 @@ impl Handshake {
         if !self.export.needs_tls {
             return Err((
                 reply::ERR_UNSUP,
-                "this server has no TLS: nbds:// is the address of one",
+                "this server has no TLS: connect to one that is exported with nbds://",
             ));
         }
         if !data.is_empty() {
             return Err((reply::ERR_INVALID, "STARTTLS carries no data"));
         }
         if self.is_secure {
-            return Err((reply::ERR_INVALID, "everything is encrypted already"));
+            return Err((reply::ERR_INVALID, "the connection is already encrypted"));
         }
         self.is_secure = true;
         Ok(Progress::Secure)
@@ -405,7 +408,7 @@ impl Handshake {
         self.check_name(meta.name)?;
         let is_listed = !is_set && (meta.queries == 0 || meta.names_base);
         if meta.names_base_allocation || is_listed {
-            // A list only names the context; its number means nothing there.
+            // A list only names the context; its number is not used there.
             let id = if is_set { proto::BASE_ALLOCATION_ID } else { 0 };
             let data = proto::encode_meta_context(id, proto::BASE_ALLOCATION);
             proto::encode_option_reply(option, reply::META_CONTEXT, &data, out);
@@ -421,13 +424,10 @@ impl Handshake {
             return Err((reply::ERR_TOO_BIG, "the export's name is longer than 4096 bytes"));
         }
         if name.is_empty() && !self.is_called(name) {
-            return Err((
-                reply::ERR_UNKNOWN,
-                "there are several exports here: name the one you mean",
-            ));
+            return Err((reply::ERR_UNKNOWN, "this address has several exports: name one"));
         }
         if !self.is_called(name) {
-            return Err((reply::ERR_UNKNOWN, "there is no export of that name"));
+            return Err((reply::ERR_UNKNOWN, "this address has no export of that name"));
         }
         Ok(())
     }
@@ -439,6 +439,6 @@ impl Handshake {
     }
 }
 
-/// The type of an error reply, and its words.
+/// The type and the message of an error reply.
 type Refusal = (u32, &'static str);
 type Verdict = Result<Progress, Refusal>;

@@ -1,5 +1,5 @@
-//! What is known of an export without reading its devices: where it reads as zeroes, and whether
-//! writing zeroes is fast.
+//! Properties of an export that need no read of its devices: the ranges that read as zeroes, and
+//! whether writing zeroes is fast.
 
 use udm::device::Device;
 use udm::target::Extent;
@@ -7,17 +7,17 @@ use udm::units::{MIB, SECTOR};
 
 use super::proto::{Request, allocation, command_flag};
 
-/// Most extents in an answer; a client asks again for the rest.
+/// Maximum extents in an answer; clients ask again for the rest.
 pub const EXTENTS_MAX: usize = 128;
-/// Most bytes of the device that one answer covers, so that no answer takes long.
+/// Maximum bytes that one answer covers, which bounds its time.
 const COVERED_BYTES_MAX: u64 = 256 * MIB;
 
-/// Most times that the device is asked for one answer: it may have to ask a file system.
+/// Maximum queries to the device for one answer: the device may have to ask a file system.
 const LOOKS_MAX: usize = 256;
 
 /// A source of this knowledge. Answers immediately, without reading the device.
 pub trait Known: Send + Sync + std::fmt::Debug {
-    /// What the range starts with, and for how many bytes. Whole sectors.
+    /// Returns the kind and length of the first extent in the range. Whole sectors.
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent);
 
     /// Whether writing zeroes is much faster than writing data.
@@ -34,8 +34,8 @@ impl Known for Device {
     }
 }
 
-/// The answer to a BLOCK_STATUS request within the device: lengths and flags, with equal neighbours
-/// merged; at least the start of the range.
+/// Answers a BLOCK_STATUS request within the device: lengths and flags, with equal neighbours
+/// merged. The answer covers at least the start of the range.
 pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> {
     let Some(known) = known else { return vec![(request.len, 0)] };
     let end = request.offset + u64::from(request.len).min(COVERED_BYTES_MAX);
@@ -46,7 +46,7 @@ pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> 
         if at >= end {
             break;
         }
-        // The device knows whole sectors; clients may ask for less.
+        // The device works in whole sectors; clients may ask for a part of one.
         let start = at / SECTOR * SECTOR;
         let (len, extent) = known.extent(start, end.next_multiple_of(SECTOR) - start);
         let next = (start + len).min(end);

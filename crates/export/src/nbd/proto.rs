@@ -1,48 +1,48 @@
 //! The wire format of NBD's fixed newstyle: every number and every message, no state and no I/O.
 //!
-//! Numbers are big-endian. Whatever comes from a client is checked here before anyone uses it as
-//! a length; what a length may be at most is stated beside the constants. Names are those of the
-//! protocol document, without its `NBD_` prefix.
+//! Numbers are big-endian. All values from a client are checked here before they are used as a
+//! length; each maximum is stated with the constants. Names follow the protocol document,
+//! without its `NBD_` prefix.
 
-/// What a client did against the protocol; it ends that client's connection and nothing else.
+/// A client's violation of the protocol. It ends that client's connection only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// Flags that the server did not offer.
     #[error("client flags {0:#x} hold bits that were not offered")]
     ClientFlags(u32),
-    /// The client speaks a dialect without error replies, which cannot be haggled with.
+    /// The client speaks a dialect without error replies, which does not allow negotiation.
     #[error("client does not speak fixed newstyle")]
     Oldstyle,
-    /// Not an option where one had to be.
+    /// The option's magic number is missing.
     #[error("option starts with {0:#018x} instead of IHAVEOPT")]
     OptionMagic(u64),
-    /// Nobody needs that much.
+    /// The option is too long even to be skipped.
     #[error("option {option} carries {len} bytes, more than {OPTION_SKIP_MAX}")]
     OptionLength {
         /// The option.
         option: u32,
-        /// What its header claims.
+        /// The length in its header.
         len: u32,
     },
-    /// Nobody needs that many.
+    /// Too many options.
     #[error("more than {OPTIONS_MAX} options in one handshake")]
     TooManyOptions,
-    /// There is no way to answer that.
+    /// EXPORT_NAME does not allow an error reply.
     #[error("EXPORT_NAME names an export that does not exist")]
     ExportName,
     /// The handshake takes too long.
     #[error("handshake took longer than {0} seconds")]
     TooSlow(u64),
-    /// Not a request where one had to be.
+    /// The request's magic number is missing.
     #[error("request starts with {0:#010x} instead of the magic number")]
     RequestMagic(u32),
-    /// Skipping this much is not sane.
+    /// The payload is too long even to be skipped.
     #[error("write of {0} bytes, more than twice the maximum")]
     WriteLength(u32),
-    /// Somebody between could have written them: what follows STARTTLS has to be encrypted.
+    /// Bytes after STARTTLS must be encrypted: a third party on the network could have sent these.
     #[error("bytes followed STARTTLS before its answer")]
     Unencrypted,
-    /// The client went away in the middle of a message.
+    /// The client disconnected in the middle of a message.
     #[error("connection ended inside a message")]
     Truncated,
 }
@@ -51,7 +51,7 @@ pub enum Violation {
 pub const OPTION_BYTES_MAX: u32 = 32 << 10;
 /// Longest data of an option that is skipped; a longer one ends the connection.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
-/// Most options in one handshake.
+/// Maximum options in one handshake.
 pub const OPTIONS_MAX: u32 = 128;
 
 /// First eight bytes of a server's greeting.
@@ -67,19 +67,19 @@ pub const MAGIC_SIMPLE_REPLY: u32 = 0x6744_6698;
 /// Marks a chunk of a structured reply.
 pub const MAGIC_CHUNK: u32 = 0x668e_33ef;
 
-/// Handshake flags of the server; the client echoes those it wants.
+/// Handshake flags of the server; the client echoes the flags that it accepts.
 pub mod handshake_flag {
-    /// Options may be haggled over.
+    /// Unknown options are refused instead of ending the connection.
     pub const FIXED_NEWSTYLE: u16 = 1;
     /// No 124 zero bytes after the answer to EXPORT_NAME.
     pub const NO_ZEROES: u16 = 2;
 }
 
-/// What clients ask for during the handshake.
+/// Options: the client's requests during the handshake.
 pub mod option {
     /// Choose an export, the old way: no error reply is possible.
     pub const EXPORT_NAME: u32 = 1;
-    /// Good-bye.
+    /// End the connection.
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
@@ -89,7 +89,7 @@ pub mod option {
     pub const INFO: u32 = 6;
     /// Choose an export.
     pub const GO: u32 = 7;
-    /// Replies in chunks from here on.
+    /// Use structured replies from here on.
     pub const STRUCTURED_REPLY: u32 = 8;
     /// List the contexts of BLOCK_STATUS.
     pub const LIST_META_CONTEXT: u32 = 9;
@@ -97,42 +97,42 @@ pub mod option {
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
-/// What the server answers to options.
+/// Replies to options.
 pub mod reply {
     const ERROR: u32 = 1 << 31;
     /// Done.
     pub const ACK: u32 = 1;
     /// Name of an export.
     pub const SERVER: u32 = 2;
-    /// A fact about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
     /// A context of BLOCK_STATUS.
     pub const META_CONTEXT: u32 = 4;
-    /// Option unknown.
+    /// The option is unknown.
     pub const ERR_UNSUP: u32 = ERROR | 1;
-    /// Option's data is wrong.
+    /// The option's data is invalid.
     pub const ERR_INVALID: u32 = ERROR | 3;
-    /// Only after STARTTLS.
+    /// TLS is required first.
     pub const ERR_TLS_REQD: u32 = ERROR | 5;
-    /// No such export.
+    /// The export does not exist.
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
     /// The option's data is too long.
     pub const ERR_TOO_BIG: u32 = ERROR | 9;
 }
 
-/// Facts about an export.
+/// Information about an export.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
     /// Canonical name.
     pub const NAME: u16 = 1;
-    /// Text for humans.
+    /// Description for people.
     pub const DESCRIPTION: u16 = 2;
-    /// Smallest, best and largest request.
+    /// Minimum, preferred and maximum request size.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Features of an export.
 pub mod export_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -162,17 +162,17 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Write; the payload follows the header.
     pub const WRITE: u16 = 1;
-    /// Good-bye, when everything in flight is answered.
+    /// End the connection once everything in flight is answered.
     pub const DISC: u16 = 2;
-    /// Make durable what was acknowledged.
+    /// Make acknowledged writes durable.
     pub const FLUSH: u16 = 3;
     /// The range is not needed any more.
     pub const TRIM: u16 = 4;
     /// The range will be read.
     pub const CACHE: u16 = 5;
-    /// The range reads as zeroes from here on.
+    /// Make the range read as zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// What is there.
+    /// Report the extents of the range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
@@ -180,13 +180,13 @@ pub mod command {
 pub mod command_flag {
     /// Answer when durable.
     pub const FUA: u16 = 1 << 0;
-    /// Zeroes shall take room.
+    /// Allocate space for the zeroes.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// One chunk only.
+    /// Reply in one chunk only.
     pub const DF: u16 = 1 << 2;
-    /// One extent only.
+    /// Report one extent only.
     pub const REQ_ONE: u16 = 1 << 3;
-    /// Zeroes only if faster than a write.
+    /// Write zeroes only if that is faster than a write.
     pub const FAST_ZERO: u16 = 1 << 4;
 }
 
@@ -198,25 +198,25 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// Extents.
     pub const BLOCK_STATUS: u16 = 5;
-    /// An error, with words.
+    /// An error, with a message.
     pub const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// Errors of the transmission phase; the values of Linux, fixed by the protocol.
+/// Errors of the transmission phase: Linux's values, fixed by the protocol.
 pub mod errno {
     /// Read-only.
     pub const EPERM: u32 = 1;
     /// The device failed.
     pub const EIO: u32 = 5;
-    /// There is no memory for the request.
+    /// The server lacks memory for the request.
     pub const ENOMEM: u32 = 12;
-    /// The request is wrong.
+    /// The request is invalid.
     pub const EINVAL: u32 = 22;
-    /// Beyond the end, or full.
+    /// Beyond the end of the device, or no space is left.
     pub const ENOSPC: u32 = 28;
-    /// Not possible here.
+    /// Not supported.
     pub const ENOTSUP: u32 = 95;
-    /// The server stops.
+    /// The server is stopping.
     pub const ESHUTDOWN: u32 = 108;
 }
 
@@ -234,12 +234,12 @@ pub const SIMPLE_REPLY_BYTES: usize = 16;
 pub const CHUNK_BYTES: usize = 20;
 /// Longest string on the wire.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Zero bytes after the answer to EXPORT_NAME, unless the client knows better.
+/// Zero bytes after the answer to EXPORT_NAME, unless the client has set NO_ZEROES.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
-/// The only context that the server has, and its number.
+/// The server's only metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// See [`BASE_ALLOCATION`].
+/// The number of [`BASE_ALLOCATION`].
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
 /// Takes numbers and strings off the front of untrusted bytes.
@@ -271,14 +271,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The greeting of a server with `flags`.
+/// Encodes the greeting of a server with `flags`.
 pub fn encode_greeting(flags: u16, out: &mut Vec<u8>) {
     out.extend_from_slice(&MAGIC.to_be_bytes());
     out.extend_from_slice(&MAGIC_OPTION.to_be_bytes());
     out.extend_from_slice(&flags.to_be_bytes());
 }
 
-/// The client's flags; `None` while bytes are missing.
+/// Decodes the client's flags; `None` while bytes are missing.
 pub fn decode_client_flags(bytes: &[u8]) -> Option<u32> {
     Reader(bytes).u32()
 }
@@ -286,14 +286,14 @@ pub fn decode_client_flags(bytes: &[u8]) -> Option<u32> {
 /// The header of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// One of [`option`], or anything.
+    /// One of [`option`], or unknown.
     pub option: u32,
     /// Bytes of data that follow.
     pub len: u32,
 }
 
 impl OptionHeader {
-    /// Reads a header; `None` while bytes are missing.
+    /// Decodes a header; `None` while bytes are missing.
     pub fn decode(bytes: &[u8]) -> Result<Option<OptionHeader>, Violation> {
         let mut reader = Reader(bytes);
         let Some(magic) = reader.u64() else { return Ok(None) };
@@ -317,7 +317,7 @@ pub struct GoOption<'a> {
 }
 
 impl<'a> GoOption<'a> {
-    /// Reads the data, which must be complete; `None` if it is malformed.
+    /// Decodes the data, which must be complete; `None` if it is malformed.
     pub fn decode(data: &'a [u8]) -> Option<GoOption<'a>> {
         let mut reader = Reader(data);
         let name = reader.string()?;
@@ -339,23 +339,23 @@ impl<'a> GoOption<'a> {
 pub struct MetaContextOption<'a> {
     /// The export.
     pub name: &'a str,
-    /// How many queries there are.
+    /// Number of queries.
     pub queries: u32,
-    /// Whether one of them is our context's name.
+    /// Whether one of them names the server's context.
     pub names_base_allocation: bool,
-    /// Whether one of them asks for everything in our context's namespace.
+    /// Whether one of them asks for all contexts of the server's namespace.
     pub names_base: bool,
 }
 
 impl<'a> MetaContextOption<'a> {
-    /// Reads the data, which must be complete; `None` if it is malformed.
+    /// Decodes the data, which must be complete; `None` if it is malformed.
     pub fn decode(data: &'a [u8]) -> Option<MetaContextOption<'a>> {
         let mut reader = Reader(data);
         let name = reader.string()?;
         let queries = reader.u32()?;
         let mut meta =
             MetaContextOption { name, queries, names_base_allocation: false, names_base: false };
-        // Each query takes four bytes at least, so `data` bounds this loop, not `queries`.
+        // Each query takes at least four bytes, so `data` bounds this loop, not `queries`.
         for _ in 0..queries {
             let query = reader.string()?;
             meta.names_base_allocation |= query == BASE_ALLOCATION;
@@ -365,7 +365,7 @@ impl<'a> MetaContextOption<'a> {
     }
 }
 
-/// The reply of type `kind` to `option`, with `data`.
+/// Encodes the reply of type `kind` to `option`, with `data`.
 pub fn encode_option_reply(option: u32, kind: u32, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&MAGIC_OPTION_REPLY.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
@@ -374,7 +374,7 @@ pub fn encode_option_reply(option: u32, kind: u32, data: &[u8], out: &mut Vec<u8
     out.extend_from_slice(data);
 }
 
-/// The data of a SERVER reply.
+/// Encodes the data of a SERVER reply.
 pub fn encode_server(name: &str) -> Vec<u8> {
     let mut data = Vec::with_capacity(4 + name.len());
     data.extend_from_slice(&(name.len() as u32).to_be_bytes());
@@ -382,18 +382,18 @@ pub fn encode_server(name: &str) -> Vec<u8> {
     data
 }
 
-/// The data of an INFO reply that carries text: NAME or DESCRIPTION.
+/// Encodes the data of an INFO reply that carries text: NAME or DESCRIPTION.
 pub fn encode_info_text(kind: u16, text: &str) -> Vec<u8> {
     [&kind.to_be_bytes()[..], text.as_bytes()].concat()
 }
 
-/// The data of an INFO reply about size and flags; without its first two bytes it is the answer
-/// to EXPORT_NAME.
+/// Encodes the data of an INFO reply about size and flags. Without its first two bytes, it is the
+/// answer to EXPORT_NAME.
 pub fn encode_info_export(size_bytes: u64, flags: u16) -> Vec<u8> {
     [&info::EXPORT.to_be_bytes()[..], &size_bytes.to_be_bytes(), &flags.to_be_bytes()].concat()
 }
 
-/// The data of an INFO reply about block sizes.
+/// Encodes the data of an INFO reply about block sizes.
 pub fn encode_info_block_size(min: u32, preferred: u32, max: u32) -> Vec<u8> {
     let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
     for size in [min, preferred, max] {
@@ -402,7 +402,7 @@ pub fn encode_info_block_size(min: u32, preferred: u32, max: u32) -> Vec<u8> {
     data
 }
 
-/// The data of a META_CONTEXT reply.
+/// Encodes the data of a META_CONTEXT reply.
 pub fn encode_meta_context(id: u32, name: &str) -> Vec<u8> {
     [&id.to_be_bytes()[..], name.as_bytes()].concat()
 }
@@ -410,20 +410,20 @@ pub fn encode_meta_context(id: u32, name: &str) -> Vec<u8> {
 /// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Of [`command_flag`], or anything.
+    /// Flags of [`command_flag`], or unknown ones.
     pub flags: u16,
-    /// Of [`command`], or anything.
+    /// One of [`command`], or unknown.
     pub command: u16,
-    /// The client's mark.
+    /// The client's identifier of the request.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 impl Request {
-    /// Reads a header; `None` while bytes are missing.
+    /// Decodes a header; `None` while bytes are missing.
     pub fn decode(bytes: &[u8]) -> Result<Option<Request>, Violation> {
         let mut reader = Reader(bytes);
         let Some(magic) = reader.u32() else { return Ok(None) };
@@ -444,7 +444,7 @@ impl Request {
     }
 }
 
-/// A simple reply's header; for a successful read the data follows.
+/// Encodes a simple reply's header; the data of a successful read follows.
 pub fn encode_simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut bytes = [0; SIMPLE_REPLY_BYTES];
     bytes[..4].copy_from_slice(&MAGIC_SIMPLE_REPLY.to_be_bytes());
@@ -453,7 +453,7 @@ pub fn encode_simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] 
     bytes
 }
 
-/// The header of a structured reply's only chunk; `len` bytes follow.
+/// Encodes the header of a structured reply's only chunk; `len` bytes follow.
 pub fn encode_chunk(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
     let mut bytes = [0; CHUNK_BYTES];
     bytes[..4].copy_from_slice(&MAGIC_CHUNK.to_be_bytes());
@@ -464,7 +464,7 @@ pub fn encode_chunk(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
     bytes
 }
 
-/// An OFFSET_DATA chunk up to its data, of which `len` bytes follow.
+/// Encodes an OFFSET_DATA chunk up to its data, of which `len` bytes follow.
 pub fn encode_offset_data(cookie: u64, offset: u64, len: u32) -> [u8; CHUNK_BYTES + 8] {
     let mut bytes = [0; CHUNK_BYTES + 8];
     bytes[..CHUNK_BYTES].copy_from_slice(&encode_chunk(chunk::OFFSET_DATA, cookie, len + 8));
@@ -472,7 +472,7 @@ pub fn encode_offset_data(cookie: u64, offset: u64, len: u32) -> [u8; CHUNK_BYTE
     bytes
 }
 
-/// An ERROR chunk with words for humans.
+/// Encodes an ERROR chunk with a message for people.
 pub fn encode_error_chunk(cookie: u64, error: u32, words: &str) -> Vec<u8> {
     let words = &words.as_bytes()[..words.len().min(STRING_BYTES_MAX)];
     let mut bytes = encode_chunk(chunk::ERROR, cookie, 6 + words.len() as u32).to_vec();
@@ -482,15 +482,15 @@ pub fn encode_error_chunk(cookie: u64, error: u32, words: &str) -> Vec<u8> {
     bytes
 }
 
-/// What BLOCK_STATUS says of an extent in the context "base:allocation".
+/// Flags of an extent in the context "base:allocation".
 pub mod allocation {
-    /// It takes no room.
+    /// The extent has no space allocated.
     pub const HOLE: u32 = 1 << 0;
-    /// It reads as zeroes.
+    /// The extent reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// A BLOCK_STATUS chunk: extents (their lengths and flags), one after the other, in context `id`.
+/// Encodes a BLOCK_STATUS chunk: extents (their lengths and flags) in context `id`.
 pub fn encode_block_status(cookie: u64, id: u32, extents: &[(u32, u32)]) -> Vec<u8> {
     let len = 4 + 8 * extents.len() as u32;
     let mut bytes = Vec::with_capacity(CHUNK_BYTES + len as usize);

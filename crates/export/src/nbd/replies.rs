@@ -1,7 +1,7 @@
-//! Replies that wait to be sent to one client, in order.
+//! The queue of replies to one client, in order.
 //!
-//! Headers and short data are gathered in one buffer, so that many replies leave with one call.
-//! Long data is not copied: the buffer of the finished read is queued itself.
+//! Headers and short data are gathered in one buffer, so that one call sends many replies. Long
+//! data is not copied: the buffer of the finished read is queued itself.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use udm::buffer::{Buffer, BufferPool};
 
 /// Data up to this many bytes is copied after its header.
 const COPY_BYTES_MAX: usize = 16 << 10;
-/// Bytes gathered before a new buffer is begun.
+/// Bytes gathered before a new buffer is started.
 const GATHER_BYTES: usize = 128 << 10;
 
-/// Replies on their way out.
+/// Replies that are not sent yet.
 #[derive(Debug, Default)]
 pub struct Replies {
     /// Full buffers; all older than `gathering`.
@@ -41,7 +41,7 @@ impl Replies {
         buffer.as_mut_slice()[at..].copy_from_slice(bytes);
     }
 
-    /// Appends a header and the data that belongs to it.
+    /// Appends a header and its data.
     pub fn put_data(&mut self, header: &[u8], data: Buffer, pool: &mut BufferPool) {
         self.put(header, pool);
         if data.len() <= COPY_BYTES_MAX {
@@ -54,18 +54,18 @@ impl Replies {
         }
     }
 
-    /// The next bytes to send: the whole buffer. Comes back through [`Replies::sent`].
+    /// Takes the next buffer to send, as a whole. Return it through [`Replies::sent`].
     pub fn take_next(&mut self) -> Option<Buffer> {
         self.ready.pop_front().or_else(|| self.gathering.take())
     }
 
-    /// A buffer was sent in full.
+    /// Records that a buffer was sent in full.
     pub fn sent(&mut self, buffer: Buffer, pool: &mut BufferPool) {
         self.unsent_bytes -= buffer.len();
         pool.put(buffer);
     }
 
-    /// Bytes that are not sent in full yet, including those given out.
+    /// Bytes that are not sent in full yet, including those of taken buffers.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }

@@ -1,13 +1,13 @@
-//! A client's conversation under TLS: plain until STARTTLS is answered, records after that.
+//! A client's connection under TLS: plain text until STARTTLS is answered, records after that.
 //!
-//! The [`Connection`] inside knows nothing of TLS; here its bytes are decrypted and encrypted.
-//! Order: replies given before STARTTLS was answered, and that answer, leave unencrypted and
-//! first. A reply's memory goes back when the last record made of it was sent, so the connection's
-//! own accounts of memory and of what is unsent stay true.
+//! The [`Connection`] inside does not know TLS; this module decrypts and encrypts its bytes. The
+//! order of output: replies from before STARTTLS and the answer to STARTTLS are sent first,
+//! unencrypted. A reply's memory is released when its last record was sent, so the connection's own
+//! counts of memory and unsent bytes stay correct.
 //!
-//! Memory: `INPUT_BYTES` of records received, the 16 KiB of one record decrypted, and records on
-//! their way, which the queue takes in pieces of `SEAL_BYTES`. What was decrypted and finds no
-//! room waits, and nothing more is received before.
+//! Memory: `INPUT_BYTES` of received records, the 16 KiB of one decrypted record, and outgoing
+//! records, which the queue takes in pieces of `SEAL_BYTES`. Decrypted bytes that find no free
+//! space wait, and no further bytes are received before they are taken.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -22,36 +22,36 @@ use udm::units::Nanos;
 
 use super::connection::Connection;
 
-/// Bytes of records that are received in one go.
+/// Maximum bytes of records received in one call.
 const INPUT_BYTES: usize = 64 << 10;
-/// Bytes of plain text that become records in one go.
+/// Maximum bytes of plain text encrypted in one call.
 const SEAL_BYTES: usize = 128 << 10;
-/// What records take beyond their plain text: for every 16 KiB at most 22 bytes (TLS 1.3) or 29
-/// (TLS 1.2), and room for a handshake's flight.
+/// Overhead of records over their plain text: for every 16 KiB at most 22 bytes (TLS 1.3) or 29
+/// (TLS 1.2), plus space for a handshake's flight.
 const OVERHEAD_BYTES: usize = 16 << 10;
-/// Free buffers for records that are kept.
+/// Maximum bytes of free record buffers that are kept.
 const POOL_BYTES_MAX: usize = 1 << 20;
 
-/// A client that has to encrypt.
+/// A client that must encrypt.
 #[derive(Debug)]
 pub struct Secured {
     inner: Connection,
     config: Arc<ServerConfig>,
-    /// Replies from before TLS that have not been given out.
+    /// Replies from before TLS that are not taken yet.
     plain: VecDeque<Buffer>,
-    /// What was given out to be sent, the oldest first.
+    /// Buffers that were taken to be sent, the oldest first.
     on_way: VecDeque<OnWay>,
     tls: Option<Box<Tls>>,
-    /// Why TLS ended, if that is what happened.
+    /// The error that ended TLS.
     failure: Option<String>,
 }
 
-/// A buffer that was given out.
+/// A buffer that was taken to be sent.
 #[derive(Debug)]
 enum OnWay {
-    /// The connection's own.
+    /// The connection's own buffer.
     Plain,
-    /// Records; and the reply that is sent when they are.
+    /// Records, and the reply that is sent with the last of them.
     Records(Option<Buffer>),
 }
 
@@ -59,23 +59,23 @@ enum OnWay {
 #[derive(Debug)]
 struct Tls {
     session: ServerConnection,
-    /// Received records; those in `taken..filled` have not been decrypted.
+    /// Received records; those in `taken..filled` are not decrypted yet.
     input: Buffer,
     taken: usize,
     filled: usize,
-    /// Bytes that are decrypted and not handed on.
+    /// Decrypted bytes that the connection has not taken yet.
     decrypted: usize,
-    /// The client has said that it sends no more.
+    /// The client has announced the end of its data.
     is_closed: bool,
-    /// The reply that becomes records, and how much of it has.
+    /// The reply being encrypted, and its number of encrypted bytes.
     sealing: Option<(Buffer, usize)>,
     has_said_goodbye: bool,
-    /// For records.
+    /// Buffers for records.
     pool: BufferPool,
 }
 
 impl Secured {
-    /// A client that gets what `inner` says only encrypted.
+    /// A client that gets the output of `inner` only encrypted.
     pub fn new(inner: Connection, config: Arc<ServerConfig>) -> Secured {
         Secured {
             inner,
@@ -87,12 +87,12 @@ impl Secured {
         }
     }
 
-    /// What the client did wrong, if that is why the conversation ends.
+    /// Returns the client's violation that ends the connection.
     pub fn violation(&self) -> Option<String> {
         self.failure.clone().or_else(|| Some(self.inner.violation()?.to_string()))
     }
 
-    /// From here on everything is encrypted.
+    /// From now on all bytes are encrypted.
     fn begin(&mut self) {
         self.plain.extend(std::iter::from_fn(|| self.inner.outgoing()));
         self.inner.tls_begins();
@@ -106,12 +106,13 @@ impl Secured {
         self.failure.get_or_insert_with(|| format!("TLS: {error}"));
         self.inner.close();
         if let Some(tls) = &mut self.tls {
-            // The alert that says so is what is sent last.
+            // The closing alert is sent last.
             tls.has_said_goodbye = true;
         }
     }
 
-    /// Decrypts what was received and hands it to the connection, until that has no room.
+    /// Decrypts received bytes and passes them to the connection, until the connection runs out of
+    /// free space.
     fn deliver(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         let Secured { inner, tls: Some(tls), .. } = self else { return };
         while !inner.is_deaf() {
@@ -121,7 +122,7 @@ impl Secured {
                 let memory = &mut space.buffer.as_mut_slice()[space.at..end];
                 let count = tls.session.reader().read(memory).unwrap_or(0);
                 tls.decrypted = if count == 0 { 0 } else { tls.decrypted - count };
-                // No bytes would mean that the client has gone.
+                // A count of zero would mean that the client has disconnected.
                 inner.received(space, count, bios, pool);
             } else if tls.is_closed {
                 inner.hung_up();
@@ -138,7 +139,7 @@ impl Secured {
 impl Tls {
     fn new(config: Arc<ServerConfig>) -> Result<Tls, rustls::Error> {
         let mut session = ServerConnection::new(config)?;
-        // What is encrypted in one go is limited by who does it: `SEAL_BYTES`.
+        // The caller limits the bytes encrypted in one call: `SEAL_BYTES`.
         session.set_buffer_limit(None);
         let mut pool = BufferPool::new();
         pool.keep_at_most(POOL_BYTES_MAX);
@@ -155,7 +156,7 @@ impl Tls {
         })
     }
 
-    /// Decrypts some of what was received.
+    /// Decrypts some of the received bytes.
     fn decrypt(&mut self) -> Result<(), rustls::Error> {
         let mut rest = &self.input.as_slice()[self.taken..self.filled];
         let count = self
@@ -172,7 +173,7 @@ impl Tls {
         Ok(())
     }
 
-    /// The records that wait to be sent.
+    /// Takes the records to send.
     fn records(&mut self) -> Option<Buffer> {
         let mut buffer = self.pool.take(SEAL_BYTES + OVERHEAD_BYTES);
         let mut len = 0;
@@ -180,7 +181,7 @@ impl Tls {
             let mut rest = &mut buffer.as_mut_slice()[len..];
             match self.session.write_tls(&mut rest) {
                 Ok(count) if count > 0 => len += count,
-                // It is full; the rest is asked for again.
+                // The buffer is full; the next call takes the rest.
                 _ => break,
             }
         }
@@ -192,11 +193,11 @@ impl Tls {
         None
     }
 
-    /// Encrypts a piece of the reply in `sealing`; returns the reply with its last piece.
+    /// Encrypts a piece of the reply in `sealing`. Returns the reply after its last piece.
     fn seal(&mut self) -> Option<Buffer> {
         let (reply, at) = self.sealing.take()?;
         let end = reply.len().min(at + SEAL_BYTES);
-        // Without a limit it takes everything.
+        // Without a limit, the writer accepts everything.
         let taken = self.session.writer().write(&reply.as_slice()[at..end]);
         debug_assert!(matches!(taken, Ok(count) if count == end - at));
         if end == reply.len() {
@@ -285,8 +286,8 @@ impl Conversation for Secured {
         self.deliver(bios, pool);
     }
 
-    fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
-        self.inner.late(now)
+    fn slow(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        self.inner.slow(now)
     }
 
     fn go_on(&mut self, now: Nanos, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {

@@ -1,23 +1,22 @@
 //! The transmission phase of one connection: request bytes in, bios out; finished bios in, reply
 //! bytes out. No I/O.
 //!
-//! 1. A request that is wrong in itself (range, flags, command) is answered with an error; only
-//!    bytes after which the stream cannot be parsed any more are a [`Violation`].
-//! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`], the
-//!    latter exceeded by one request at most): beyond that nothing more is taken from the client
-//!    until a reply is sent. All clients share one [budget]: a client that finds none left waits,
-//!    and after some seconds its request fails. A payload gets memory as it arrives, not as it is
-//!    announced.
-//! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
-//! 4. A flush says that every write answered on any connection is durable: the mapped device
-//!    keeps that promise, so several connections may share one device.
+//! 1. A request with an invalid range, flag or command is answered with an error. Only bytes after
+//!    which the stream cannot be parsed any more are a [`Violation`].
+//! 2. Requests in flight and their memory are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`]; one request
+//!    may exceed the latter). At the bound, no more input is taken from the client until a reply is
+//!    sent. All clients share one [budget]: a client that finds it used up waits, and after some
+//!    seconds its request fails. A payload gets memory as it arrives, not by its announced length.
+//! 3. Replies are sent in the order in which bios finish; the cookie identifies the request.
+//! 4. A flush makes durable every write that was answered on any connection. The mapped device
+//!    guarantees that, so several connections may share one device.
 
 use std::collections::VecDeque;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
 use udm::device::InFlight;
-use udm::device::LATE_SECONDS;
+use udm::device::SLOW_SECONDS;
 use udm::error::Status;
 use udm::sync::Arc;
 use udm::units::{BIO_BYTES_MAX, Nanos, SECOND, SECTOR};
@@ -28,17 +27,17 @@ use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_fla
 use super::replies::Replies;
 use crate::budget::{self, BUDGET, Share};
 
-/// Most requests of one connection in flight.
+/// Maximum requests of one connection in flight.
 pub const REQUESTS_MAX: usize = 256;
-/// Most bytes that one connection's requests and replies hold before it must wait.
+/// Maximum bytes that one connection's requests and replies hold before it must wait.
 pub const BYTES_MAX: usize = 64 << 20;
-/// The payload of a write at least this long goes straight to its own buffer; shorter ones are
-/// awaited in the receive buffer, whose capacity must exceed this plus a header.
+/// A write's payload of at least this length is received into its own buffer. A shorter payload is
+/// collected in the receive buffer, whose capacity must exceed this length plus a header.
 pub const DIRECT_BYTES_MIN: usize = 32 << 10;
-/// A payload gets this much memory at first; whenever that is full, twice as much as it has.
+/// First memory of a payload; whenever it is full, it is doubled.
 pub const FIRST_BYTES: usize = 1 << 20;
 const _: () = assert!(FIRST_BYTES <= budget::FREE_BYTES, "no client waits for its first bytes");
-/// The payload of a refused write is skipped if it is no longer than this.
+/// The payload of a refused write is skipped up to this length.
 const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
 
 /// A request that waits for its bio.
@@ -48,17 +47,17 @@ struct Pending {
     op: Op,
     /// First byte of the range that is not covered by a bio yet.
     next: u64,
-    /// When a check for late requests first saw it in flight.
+    /// Time of the first check for slow requests that found it in flight.
     seen: Option<Nanos>,
-    is_late: bool,
+    is_slow: bool,
 }
 
-/// Why a request is refused: the protocol's error, and words for clients that read them.
+/// The reason of a refusal: the protocol's error, and a message.
 type Refusal = (u32, &'static str);
 
 const NO_MEMORY: Refusal = (errno::ENOMEM, "the server has no memory for this request");
 
-/// What the next bytes from the client are.
+/// The state of parsing: the meaning of the next bytes.
 #[derive(Debug)]
 enum Reading {
     Header,
@@ -86,19 +85,19 @@ pub struct Session {
     held_bytes: usize,
     replies: Replies,
     share: Share,
-    /// The next request, or the rest of this one, waits for memory; since this time, once it is
-    /// known.
+    /// The next request, or the rest of this one, waits for memory; the inner value is the start of
+    /// the wait, once known.
     starved: Option<Option<Nanos>>,
     /// Whether it has waited long enough.
     gives_up: bool,
-    has_late: bool,
+    has_slow: bool,
     has_asked: bool,
     is_closing: bool,
     known: Option<Arc<dyn Known>>,
 }
 
 impl Session {
-    /// A session on a device of `size_bytes`; `replies` may hold bytes of the handshake.
+    /// Creates a session on a device of `size_bytes`; `replies` may hold bytes of the handshake.
     pub fn new(
         size_bytes: u64,
         agreement: Agreement,
@@ -116,15 +115,15 @@ impl Session {
             share: Share::of(&BUDGET),
             starved: None,
             gives_up: false,
-            has_late: false,
+            has_slow: false,
             has_asked: false,
             is_closing: false,
             known,
         }
     }
 
-    /// Takes what it can use of `input`, which continues where the last call stopped taking, and
-    /// returns how many bytes that was. Bios to submit are appended to `bios`.
+    /// Parses `input`, which continues after the bytes that the last call took. Returns the number
+    /// of bytes taken, and appends bios to submit to `bios`.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -147,8 +146,8 @@ impl Session {
         Ok(input.len())
     }
 
-    /// The rest of a long payload, to be filled directly from `filled` on; asked for when all
-    /// bytes received before are taken. Comes back through [`Session::put_payload`].
+    /// Takes the buffer of a long payload, to be filled from the returned offset on. Call this when
+    /// all bytes received before are parsed. Return the buffer through [`Session::put_payload`].
     pub fn take_payload(&mut self) -> Option<(Buffer, usize)> {
         match &mut self.reading {
             Reading::Payload { buffer, filled, .. } if *filled < buffer.len() => {
@@ -158,7 +157,7 @@ impl Session {
         }
     }
 
-    /// `count` more bytes of the payload arrived.
+    /// Records that `count` more bytes of the payload arrived.
     pub fn put_payload(
         &mut self,
         payload: Buffer,
@@ -174,7 +173,7 @@ impl Session {
         self.grow_or_submit(bios, pool);
     }
 
-    /// A bio came back: answers its request, or submits the next piece of its range.
+    /// Records a finished bio: answers its request, or submits the next piece of its range.
     pub fn finished(&mut self, bio: Bio, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         let slot = bio.token as usize;
         let pending = self.pending[slot].as_mut().expect("a bio's token names its pending slot");
@@ -205,7 +204,7 @@ impl Session {
         }
     }
 
-    /// What waits to be sent.
+    /// Returns the replies to send.
     pub fn replies(&mut self) -> &mut Replies {
         &mut self.replies
     }
@@ -225,12 +224,13 @@ impl Session {
         self.held_bytes + self.replies.unsent_bytes()
     }
 
-    /// Gives back budget that is not used any more.
+    /// Returns unused memory to the budget.
     pub fn settle(&mut self) {
         self.share.shrink(self.held());
     }
 
-    /// Takes `bytes` more of the clients' budget; otherwise the request waits until they are free.
+    /// Takes `bytes` more of the clients' budget. If that fails, the request waits until they are
+    /// free.
     fn reserve(&mut self, bytes: usize) -> bool {
         if self.share.grow(self.held() + bytes) {
             self.starved = None;
@@ -245,7 +245,7 @@ impl Session {
         self.starved.is_some()
     }
 
-    /// Passes the time: a request that waits for memory does not wait for ever.
+    /// Checks the time: a request does not wait for memory indefinitely.
     pub fn look_at_time(&mut self, now: Nanos) {
         if let Some(since) = &mut self.starved {
             let since = *since.get_or_insert(now);
@@ -260,34 +260,34 @@ impl Session {
         }
     }
 
-    /// The requests that are late. An empty list if some were late before, and none is now.
-    pub fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
-        let mut late = Vec::new();
+    /// Returns the slow requests; an empty list if there were some before and are none now.
+    pub fn slow(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        let mut slow = Vec::new();
         for (token, slot) in self.pending.iter_mut().enumerate() {
             let Some(pending) = slot else { continue };
             let age = now - *pending.seen.get_or_insert(now);
-            if age >= LATE_SECONDS * SECOND {
+            if age >= SLOW_SECONDS * SECOND {
                 let Request { offset, len, .. } = pending.request;
-                let is_new = !std::mem::replace(&mut pending.is_late, true);
+                let is_new = !std::mem::replace(&mut pending.is_slow, true);
                 let (token, op, len) = (token as u64, pending.op, len.into());
-                late.push(InFlight { token, op, offset, len, age, is_new });
+                slow.push(InFlight { token, op, offset, len, age, is_new });
             }
         }
-        let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
-        (had_late || self.has_late).then_some(late)
+        let had_slow = std::mem::replace(&mut self.has_slow, !slow.is_empty());
+        (had_slow || self.has_slow).then_some(slow)
     }
 
-    /// Whether some request was late at the last check.
-    pub fn has_late(&self) -> bool {
-        self.has_late
+    /// Whether a request was slow at the last check.
+    pub fn has_slow(&self) -> bool {
+        self.has_slow
     }
 
-    /// Whether a request has arrived in part.
+    /// Whether a part of a request has arrived.
     pub fn is_inside_request(&self) -> bool {
         !matches!(self.reading, Reading::Header)
     }
 
-    /// No further request will be taken; those in flight are answered.
+    /// Stops taking requests; those in flight are answered.
     pub fn close(&mut self) {
         self.is_closing = true;
     }
@@ -297,12 +297,12 @@ impl Session {
         self.has_asked
     }
 
-    /// Whether the client said good-bye or [`Session::close`] was called.
+    /// Whether the client has ended the session or [`Session::close`] was called.
     pub fn is_closing(&self) -> bool {
         self.is_closing
     }
 
-    /// Requests whose bios have not come back.
+    /// Number of requests with unfinished bios.
     pub fn in_flight(&self) -> usize {
         REQUESTS_MAX - self.free.len()
     }
@@ -371,7 +371,7 @@ impl Session {
                 _ => 0,
             };
         if request.flags & !allowed != 0 {
-            return Err((errno::EINVAL, "that command does not take those flags"));
+            return Err((errno::EINVAL, "the command does not support these flags"));
         }
         let action = match request.command {
             command::DISC => return Ok(Action::Disconnect),
@@ -385,7 +385,7 @@ impl Session {
             command::WRITE_ZEROES => Action::Serve(Op::WriteZeroes),
             command::CACHE => Action::Nothing,
             command::BLOCK_STATUS => Action::Status,
-            _ => return Err((errno::EINVAL, "there is no such command")),
+            _ => return Err((errno::EINVAL, "unknown command")),
         };
         self.check_range(request)?;
         let is_change =
@@ -417,13 +417,14 @@ impl Session {
         }
         let end = request.offset.checked_add(len);
         if end.is_none_or(|end| end > self.size_bytes) {
+            // The protocol's errors: ENOSPC for commands that store bytes, EINVAL for all others.
             let error = match request.command {
-                command::WRITE | command::WRITE_ZEROES | command::TRIM => errno::ENOSPC,
+                command::WRITE | command::WRITE_ZEROES => errno::ENOSPC,
                 _ => errno::EINVAL,
             };
             return Err((error, "the range goes beyond the end of the device"));
         }
-        // Data is stored and fetched in whole sectors.
+        // Data is stored and read in whole sectors.
         let is_aligned = (request.offset | len).is_multiple_of(SECTOR);
         if !is_aligned && !matches!(request.command, command::CACHE | command::BLOCK_STATUS) {
             return Err((errno::EINVAL, "the range is not a multiple of 512 bytes"));
@@ -431,7 +432,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a write's header and what is there of its payload.
+    /// Takes a write's header and the bytes of its payload that have arrived.
     fn begin_write(
         &mut self,
         request: Request,
@@ -461,7 +462,7 @@ impl Session {
         REQUEST_BYTES + count
     }
 
-    /// Memory for the present request; `None` if there is none, or it has waited long enough.
+    /// Allocates memory for the current request; `None` without memory, or after a long wait.
     fn allocate(&mut self, len: usize, pool: &mut BufferPool) -> Option<Buffer> {
         let has_waited = self.starved.take().is_some();
         if std::mem::take(&mut self.gives_up) && has_waited {
@@ -473,7 +474,7 @@ impl Session {
     fn payload(&mut self, input: &[u8], bios: &mut VecDeque<Bio>, pool: &mut BufferPool) -> usize {
         let Reading::Payload { buffer, filled, .. } = &mut self.reading else { return 0 };
         if buffer.is_empty() {
-            // Given out to be filled directly.
+            // The buffer is with the caller, to be filled directly.
             return 0;
         }
         let missing = &mut buffer.as_mut_slice()[*filled..];
@@ -484,8 +485,7 @@ impl Session {
         count
     }
 
-    /// Submits a payload that has arrived in full. One that has filled its memory gets more, or
-    /// waits for it, or fails.
+    /// Submits a complete payload. If its memory is full, it gets more, waits for more, or fails.
     fn grow_or_submit(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         let Reading::Payload { request, buffer, filled } = &self.reading else { return };
         if *filled < buffer.len() {
@@ -527,8 +527,8 @@ impl Session {
     fn submit(&mut self, request: Request, op: Op, buffer: Buffer, bios: &mut VecDeque<Bio>) {
         let slot = self.free.pop().expect("a header is only taken while a slot is free");
         self.held_bytes += buffer.len();
-        let (next, seen, is_late) = (request.offset, None, false);
-        let pending = self.pending[slot].insert(Pending { request, op, next, seen, is_late });
+        let (next, seen, is_slow) = (request.offset, None, false);
+        let pending = self.pending[slot].insert(Pending { request, op, next, seen, is_slow });
         bios.push_back(next_piece(pending, slot, buffer));
     }
 
@@ -573,8 +573,8 @@ impl Session {
     }
 }
 
-/// The bio for the next part of the request's range: all of a read or write; trims and zeroes,
-/// which the protocol lets reach 4 GiB, are cut into pieces.
+/// Creates the bio for the next part of the request's range: all of a read or write. Trims and
+/// zeroes, which may be up to 4 GiB long, are split into pieces.
 fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
     let Pending { request, op, next, .. } = pending;
     let end = request.offset + u64::from(request.len);

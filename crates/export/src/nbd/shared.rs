@@ -1,25 +1,24 @@
-//! One address for several doors, of one process or of many: each serves one export, which has a
-//! name there.
+//! One address for several exports, of one process or of many: each has its own name there.
 //!
-//! The doors share the listening socket itself. Any of them accepts, greets, and negotiates until
-//! an option names another door's export; then that door gets the connection as it is, with what
-//! was said so far. There is no process in the middle, and none that the others need: when one
-//! dies, the rest go on.
+//! The exports share the listening socket itself. Any of them accepts a connection and negotiates
+//! until an option names another export; that export then gets the connection together with the
+//! state of its handshake. The exports need no central process and do not depend on each
+//! other: when the process of one dies, the others keep serving.
 //!
-//! A door's entry is a datagram socket in the directory of its user, named by address and export.
-//! It takes two messages, each with a file descriptor: a connection to go on with, and a request
-//! for the listening socket. That directory is closed to other users, so what comes is from one of
-//! us; it is checked anyway, and what is wrong is dropped.
+//! An export's entry is a datagram socket in its user's directory, named by address and export. It
+//! takes two messages, each with a file descriptor: a connection to continue with, and a request
+//! for the listening socket. Other users cannot access that directory, so all messages are from
+//! this user's processes; they are checked nevertheless, and invalid ones are dropped.
 //!
-//! 1. Nobody waits in `accept`: all wait until the listener can be read, and the first one gets the
-//!    connection. A waiter that is stopped (SIGSTOP) does not keep one from the others, as it
-//!    could if the kernel woke only one of them.
-//! 2. An entry whose process died refuses messages, so it counts as gone. The next door of that
-//!    name takes its place, or `udm remove --force` removes it.
-//! 3. Doors come and go one at a time: the directory is locked meanwhile. The last one removes the
-//!    file of a Unix socket.
-//! 4. Sending never blocks on another process: a door whose entry is full for two seconds gets no
-//!    connection, and the client is refused.
+//! 1. No thread blocks in `accept`: all wait until the listener is readable, and the first one gets
+//!    the connection. If the kernel woke only one waiter, a stopped one (SIGSTOP) could keep a
+//!    connection from the others.
+//! 2. An entry whose process died refuses messages, so it counts as removed. The next export of
+//!    that name replaces it, or `udm remove --force` removes it.
+//! 3. Exports open and close one at a time, under a lock on the directory. The last one to close
+//!    removes the file of a Unix socket.
+//! 4. Sending never blocks on another process: if an entry is full for two seconds, its export does
+//!    not get the connection, and the client is refused.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -44,47 +43,47 @@ use super::proto::OPTIONS_MAX;
 use super::uri::{Place, Uri};
 use crate::socket::{Access, SocketFile};
 
-/// Exports at one address.
+/// Maximum exports at one address.
 pub const EXPORTS_MAX: usize = 256;
-/// Received and unanswered bytes that go with a connection: an option is shorter.
+/// Maximum received bytes without an answer that are sent with a connection: an option is shorter.
 const REST_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a message.
+/// Maximum bytes of a message.
 const MESSAGE_BYTES_MAX: usize = REST_BYTES_MAX + 1024;
-/// How long a connection waits for room in another door's entry.
+/// Maximum wait for free space in another export's entry.
 const FULL_MAX: Duration = Duration::from_secs(2);
-/// How long a door that opens or closes waits for the directory's lock, and for the listener.
+/// Maximum wait of an opening or closing export for the directory's lock, and for the listener.
 const LOCK_MAX: Duration = Duration::from_secs(3);
-/// Time between two tries.
+/// Time between two attempts.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 /// First byte of a message with a connection. It changes with the format.
 const CONNECTION: u8 = 0x11;
-/// A message that asks for the listener.
+/// First byte of a message that asks for the listener.
 const LISTENER: u8 = 0x12;
-/// What every entry's name ends with.
-const SUFFIX: &str = ".door";
+/// The suffix of every entry's name.
+const SUFFIX: &str = ".export";
 
-/// What a door's entry was sent.
+/// A message to an export's entry.
 #[derive(Debug)]
 pub enum Message {
-    /// A connection, what was said on it, and what was received and not answered.
+    /// A connection, the state of its handshake, and received bytes without an answer.
     Connection(OwnedFd, Said, Vec<u8>),
-    /// Another door wants the listener; this is where the answer goes.
+    /// Another export asks for the listener; the answer is sent to this socket.
     Listener(OwnedFd),
 }
 
-/// A door at a shared address.
+/// An export at a shared address.
 #[derive(Debug)]
 pub struct Member {
     folder: OwnedFd,
-    /// How names of entries at this address begin.
+    /// The prefix of the names of entries at this address.
     prefix: String,
     name: String,
     /// Its entry; `None` before it has one.
     entry: Option<SocketFile>,
-    /// The Unix socket's file, if it is ours to remove.
+    /// The Unix socket's file, if this process must remove it.
     file: Option<SocketFile>,
-    /// Connections that were given to other doors.
-    passed_on: AtomicU64,
+    /// Connections that were handed over to other exports.
+    handed_over: AtomicU64,
 }
 
 /// A member, and its two sockets.
@@ -92,15 +91,15 @@ pub struct Member {
 pub struct Joined {
     /// The member.
     pub member: Arc<Member>,
-    /// Where clients connect.
+    /// The socket to which clients connect.
     pub listener: Arc<OwnedFd>,
-    /// Where other doors send messages.
+    /// The socket to which other exports send messages.
     pub entry: Arc<OwnedFd>,
     /// The address, with its port.
     pub uri: Uri,
 }
 
-/// Opens a door of `uri`, which names an export, beside those that are there already. `home` is the
+/// Opens an export of `uri`, which names it, next to the exports at the same address. `home` is the
 /// directory of their entries.
 pub fn join(uri: &Uri, home: &Path) -> Result<Joined> {
     let name = uri.name.clone().unwrap_or_default();
@@ -112,14 +111,14 @@ pub fn join(uri: &Uri, home: &Path) -> Result<Joined> {
         name,
         entry: None,
         file: None,
-        passed_on: 0.into(),
+        handed_over: 0.into(),
     };
     let (listener, uri, file) = match member.find_listener(uri)? {
         Some((listener, is_ours)) => (listener, uri.clone(), member.share(uri, is_ours)?),
-        None => listener::listen(uri)?,
+        None => listener::bind(uri)?,
     };
     (member.prefix, member.file) = (prefix(&uri.place), file);
-    // A door that is not the first to accept must not wait for the next client.
+    // An export that loses the race to accept a connection must not block until the next one.
     let failed = |errno: Errno| Error::from_io("sharing", &uri, errno.into());
     rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
     let entry = member.bind_entry()?;
@@ -127,13 +126,13 @@ pub fn join(uri: &Uri, home: &Path) -> Result<Joined> {
     Ok(Joined { member, listener, entry: Arc::new(entry), uri })
 }
 
-/// The living doors at an address.
+/// Returns the names of the live exports at an address.
 pub fn exports_at(place: &Place, home: &Path) -> Vec<String> {
     let Ok(folder) = open_folder(home) else { return Vec::new() };
     living(&folder, &prefix(place))
 }
 
-/// Removes the entries that doors of dead servers have left in `home`.
+/// Removes the entries that exports of dead servers have left in `home`.
 pub fn forget_dead(home: &Path) -> Result<()> {
     let folder = open_folder(home)?;
     let _lock = Lock::take(home)?;
@@ -175,8 +174,8 @@ fn is_alive(folder: &OwnedFd, prefix: &str, name: &str) -> bool {
     datagram().and_then(connect).is_ok()
 }
 
-/// What the names of an address's entries begin with: a checksum, because paths are longer than
-/// names may be.
+/// The prefix of the names of an address's entries: a checksum, because paths are longer than names
+/// may be.
 fn prefix(place: &Place) -> String {
     let text = match place {
         Place::Unix(path, _) => format!("unix {}", path.display()),
@@ -194,7 +193,7 @@ fn open_folder(home: &Path) -> Result<OwnedFd> {
         .map_err(|errno| Error::from_io("opening", home.display(), errno.into()))
 }
 
-/// The right to come and go.
+/// The lock under which exports open and close.
 struct Lock(#[expect(dead_code, reason = "the lock is the open file's")] OwnedFd);
 
 impl Lock {
@@ -212,8 +211,8 @@ impl Lock {
                 }
                 Err(Errno::WOULDBLOCK) => {
                     let message = format!(
-                        "{home}: another door has been opening or closing for \
-                        {} s: is its server stopped?",
+                        "{home}: another export has been opening or closing for {} s: its server \
+                        may be stopped",
                         LOCK_MAX.as_secs()
                     );
                     return Err(Error::new(Kind::Refused, message));
@@ -225,20 +224,20 @@ impl Lock {
 }
 
 impl Member {
-    /// Connections that were given to other doors.
-    pub fn passed_on(&self) -> u64 {
-        self.passed_on.load(Ordering::Relaxed)
+    /// Number of connections that were handed over to other exports.
+    pub fn handed_over(&self) -> u64 {
+        self.handed_over.load(Ordering::Relaxed)
     }
 
-    /// The exports of other living doors at this address, sorted.
+    /// Returns the names of the other live exports at this address, sorted.
     pub fn others(&self) -> Vec<String> {
         let mut names = living(&self.folder, &self.prefix);
         names.retain(|name| *name != self.name);
         names
     }
 
-    /// The listener of the doors that are there; `None` if there are none. And whether its file is
-    /// theirs to remove.
+    /// Asks the exports at this address for their listener; `None` if there are none. Also returns
+    /// whether the exports own the listener's file and remove it.
     fn find_listener(&self, uri: &Uri) -> Result<Option<(OwnedFd, bool)>> {
         if matches!(&uri.place, Place::Tcp { address, .. } if address.port() == 0) {
             return Ok(None);
@@ -246,7 +245,10 @@ impl Member {
         let deadline = Instant::now() + LOCK_MAX;
         loop {
             if is_alive(&self.folder, &self.prefix, &self.name) {
-                let message = format!("{}: another door serves that export", uri.for_clients());
+                let message = format!(
+                    "{}: that export name is already served at this address",
+                    uri.for_clients()
+                );
                 return Err(Error::new(Kind::Busy, message));
             }
             let others = self.others();
@@ -254,7 +256,7 @@ impl Member {
                 return Ok(None);
             }
             if others.len() >= EXPORTS_MAX {
-                let message = format!("{uri}: there are {EXPORTS_MAX} exports already");
+                let message = format!("{uri}: it already has {EXPORTS_MAX} exports");
                 return Err(Error::new(Kind::NoSpace, message));
             }
             if let Some(found) = others.iter().find_map(|name| self.ask(name)) {
@@ -270,7 +272,7 @@ impl Member {
         }
     }
 
-    /// Asks the door of `name` for the listener.
+    /// Asks the export `name` for the listener.
     fn ask(&self, name: &str) -> Option<(OwnedFd, bool)> {
         let flags = SocketFlags::CLOEXEC;
         let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -282,10 +284,12 @@ impl Member {
         let mut byte = [0];
         let (count, files) = receive(&mine, &mut byte, RecvFlags::empty()).ok()?;
         let listener = files.into_iter().next().filter(|_| count == 1)?;
-        sockopt::socket_acceptconn(&listener).ok()?.then_some((listener, byte[0] == 1))
+        // It need not listen yet: the exports of a device open before any of them lets clients in.
+        let is_stream = sockopt::socket_type(&listener) == Ok(SocketType::STREAM);
+        is_stream.then_some((listener, byte[0] == 1))
     }
 
-    /// The file of a Unix socket whose listener was shared: the last of all removes it.
+    /// Takes a share in the file of a Unix socket: the last export to close removes it.
     fn share(&self, uri: &Uri, is_ours: bool) -> Result<Option<SocketFile>> {
         let Place::Unix(path, access) = &uri.place else { return Ok(None) };
         if *access != Access::default() {
@@ -297,7 +301,7 @@ impl Member {
     fn bind_entry(&mut self) -> Result<OwnedFd> {
         let failed = |errno: Errno| Error::from_io("naming export", &self.name, errno.into());
         let place = path(&self.folder, &self.prefix, &self.name);
-        // It is nobody's: that was checked, and the directory is locked.
+        // A check found that the owner of the entry is gone, and the directory is locked.
         let _ = rustix::fs::unlink(&place);
         let socket = datagram().map_err(failed)?;
         let address = SocketAddrUnix::new(&place).map_err(failed)?;
@@ -306,7 +310,7 @@ impl Member {
         Ok(socket)
     }
 
-    /// Sends a message with a file to the door of `name`.
+    /// Sends a message with a file descriptor to the export `name`.
     fn send(&self, name: &str, bytes: &[u8], file: BorrowedFd<'_>) -> rustix::io::Result<()> {
         let socket = datagram()?;
         let address = address(&self.folder, &self.prefix, name)?;
@@ -318,7 +322,8 @@ impl Member {
         sendmsg_addr(&socket, &address, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
     }
 
-    /// Answers a door that wants the listener. What cannot be sent is as if it had not been heard.
+    /// Answers an export that asks for the listener. If sending fails, the other export gets no
+    /// answer.
     pub fn answer(&self, to: &OwnedFd, listener: &OwnedFd) {
         let files = [listener.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -329,7 +334,7 @@ impl Member {
         let _ = sendmsg(to, &[IoSlice::new(&bytes)], &mut control, flags);
     }
 
-    /// Another door's neighbour, for the one connection that `socket` duplicates.
+    /// Returns the other exports, for the one connection that `socket` duplicates.
     pub fn neighbour(self: &Arc<Member>, socket: OwnedFd) -> Box<dyn Neighbours> {
         Box::new(Beside { member: self.clone(), socket })
     }
@@ -338,11 +343,11 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         let entry = self.entry.take();
-        // Without the lock two doors that close may both leave the file to the other: then the next
-        // one that opens there finds that nobody listens.
+        // Without the lock, two exports that close at the same time could both leave the file to
+        // each other. The next export to open would then find a file without a listener.
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(&self.folder, ".", flags, Mode::empty());
-        // One that did not get as far as an entry is still within the lock of its opening.
+        // An export that failed before it had an entry still holds the lock of its opening.
         let _lock = folder.ok().filter(|_| entry.is_some()).map(|it| Lock::on(it, &self.name));
         drop(entry);
         if let Some(file) = self.file.take()
@@ -353,7 +358,7 @@ impl Drop for Member {
     }
 }
 
-/// One connection's view of the other doors.
+/// The other exports, as seen by one connection.
 #[derive(Debug)]
 struct Beside {
     member: Arc<Member>,
@@ -365,14 +370,15 @@ impl Neighbours for Beside {
         self.member.others()
     }
 
-    /// Runs on the connection's own thread, so that a wait for room makes nobody else wait.
+    /// Runs on the connection's own thread, so that a wait for free space delays no other client.
     fn pass_on(
         &self,
         name: &str,
         said: &Said,
         rest: &[u8],
     ) -> std::result::Result<(), &'static str> {
-        let message = encode(said, rest).ok_or("too much was sent before the answer")?;
+        let message =
+            encode(said, rest).ok_or("the client sent too much data before the answer")?;
         let deadline = Instant::now() + FULL_MAX;
         loop {
             match self.member.send(name, &message, self.socket.as_fd()) {
@@ -380,16 +386,16 @@ impl Neighbours for Beside {
                 Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
                     std::thread::sleep(TRY_EVERY);
                 }
-                Err(Errno::AGAIN) => return Err("the server of that export takes no connections"),
+                Err(Errno::AGAIN) => return Err("the server of that export refuses connections"),
                 Err(_) => return Err("the server of that export cannot be reached"),
             }
         }
-        self.member.passed_on.fetch_add(1, Ordering::Relaxed);
+        self.member.handed_over.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// A message with a connection; `None` if it is too long.
+/// Encodes a message with a connection; `None` if it is too long.
 fn encode(said: &Said, rest: &[u8]) -> Option<Vec<u8>> {
     if rest.len() > REST_BYTES_MAX {
         return None;
@@ -425,7 +431,7 @@ fn decode(bytes: &[u8]) -> Option<(Said, Vec<u8>)> {
     Some((said, rest.to_vec()))
 }
 
-/// The next message at `entry`; `None` while there is none. What is none of ours is skipped.
+/// Receives the next message at `entry`; `None` while there is none. Invalid messages are skipped.
 pub fn next_message(entry: &OwnedFd) -> Option<Message> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     loop {

@@ -1,4 +1,4 @@
-//! Where an NBD server listens, as users write it:
+//! The address of an NBD server, as users write it:
 //!
 //! | form | options after `?`, joined by `&` |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `nbds+unix:///PATH`, `nbds+unix:///NAME?socket=PATH` | `tls=`, `clients=`, and those above |
 //! | `nbds://ADDR:PORT`, `nbds://ADDR:PORT/NAME` | `tls=`, `clients=`, `poll=`, `readonly` |
 //!
-//! The schemes are those of NBD's URI specification; the options are udm's. Doors with a NAME share
-//! their address with others that have one.
+//! The schemes are those of NBD's URI specification; the options are udm's. Exports with a NAME can
+//! share their address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -20,54 +20,55 @@ use udm::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::socket::{self, Access};
 
-/// What all of its schemes begin with.
+/// The common prefix of its schemes.
 pub const SCHEME: &str = "nbd";
-/// The longest name of an export, as that of a device.
+/// The longest name of an export, equal to a device's.
 pub const NAME_BYTES_MAX: usize = 80;
-/// The port that is NBD's by assignment.
+/// NBD's assigned port.
 const DEFAULT_PORT: u16 = 10809;
 
-/// An address to listen at, and who may come.
+/// An address to listen at, and the clients that may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Where.
+    /// The address.
     pub place: Place,
-    /// Clients must encrypt, and how the two sides prove who they are.
+    /// TLS, if clients must encrypt: how both sides authenticate.
     pub tls: Option<Tls>,
-    /// The export's name. Without one, it has the device's, and the address to itself.
+    /// The export's name. Without one, the export has the device's name and does not share the
+    /// address.
     pub name: Option<String>,
-    /// A quick client's socket is looked at for a moment before its thread sleeps there.
+    /// Whether the thread briefly polls the socket of a fast client before it sleeps.
     pub is_polled: bool,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub is_read_only: bool,
 }
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A Unix socket at an absolute path, and whom the file system lets connect to it.
+    /// A Unix socket at an absolute path, and the users who may connect to it.
     Unix(PathBuf, Access),
     /// A TCP port; 0 lets the kernel choose.
     Tcp {
-        /// Where.
+        /// IP address and port.
         address: SocketAddr,
-        /// The user knows that the network sees and changes everything.
+        /// The user accepts that the network can read and change all data.
         is_insecure: bool,
     },
 }
 
-/// How TLS is spoken.
+/// TLS options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The folder with `server-cert.pem`, `server-key.pem` and `ca-cert.pem`: the names that
-    /// nbdkit, libnbd and QEMU have for them.
+    /// The folder with `server-cert.pem`, `server-key.pem` and `ca-cert.pem`, the file names of
+    /// nbdkit, libnbd and QEMU.
     pub folder: PathBuf,
-    /// Whether clients without a certificate of `ca-cert.pem` may come, too.
+    /// Whether clients without a certificate of `ca-cert.pem` are also accepted.
     pub takes_any_client: bool,
 }
 
 impl Uri {
-    /// A Unix socket for this user alone.
+    /// A Unix socket for this user only.
     pub fn unix(path: impl Into<PathBuf>) -> Uri {
         let place = Place::Unix(path.into(), Access::default());
         Uri { place, tls: None, name: None, is_polled: true, is_read_only: false }
@@ -82,7 +83,7 @@ impl Uri {
         }
     }
 
-    /// The URI that NBD clients (libnbd, fio, QEMU) take.
+    /// Returns the URI in the form of NBD clients (libnbd, fio, QEMU).
     pub fn for_clients(&self) -> String {
         let scheme = self.scheme();
         let name = self.name.as_deref().unwrap_or_default();
@@ -93,7 +94,7 @@ impl Uri {
         }
     }
 
-    /// It without its options.
+    /// Returns the URI without its options.
     pub fn bare(&self) -> String {
         match &self.place {
             Place::Unix(path, _) if self.name.is_none() => {
@@ -103,7 +104,7 @@ impl Uri {
         }
     }
 
-    /// Parses what follows the scheme.
+    /// Parses the part after the scheme.
     fn parse(text: &str, is_unix: bool, is_tls: bool) -> std::result::Result<Uri, String> {
         // Clients write `nbd+unix:///NAME?socket=PATH`.
         let of_client = text.split_once("?socket=").filter(|_| is_unix);
@@ -143,8 +144,8 @@ impl Uri {
             Place::Tcp { address, is_insecure: false }
                 if uri.tls.is_none() && !address.ip().to_canonical().is_loopback() =>
             {
-                Err("would let everybody on the network read and write the device, unencrypted: \
-                    use nbds://ADDRESS:PORT?tls=FOLDER, or add ?insecure if the network is safe"
+                Err("would let anyone on the network read and write the device, unencrypted: use \
+                    nbds://ADDRESS:PORT?tls=FOLDER, or add ?insecure if the network is safe"
                     .into())
             }
             _ => Ok(uri),
@@ -175,12 +176,14 @@ fn parse_poll(word: Option<&str>) -> std::result::Result<bool, String> {
     }
 }
 
-/// An export's name is part of a file's, and of addresses.
+/// Parses an export's name, which becomes a part of file names and addresses.
 fn parse_name(text: &str) -> std::result::Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "+-.:=@_".contains(c);
     if text.len() > NAME_BYTES_MAX {
         let bytes = text.len();
-        return Err(format!("names an export by {bytes} bytes; {NAME_BYTES_MAX} are the most"));
+        return Err(format!(
+            "names an export with {bytes} bytes; at most {NAME_BYTES_MAX} are possible"
+        ));
     }
     match text.chars().find(|&c| !is_plain(c)) {
         None => Ok(text.to_owned()),
@@ -316,16 +319,16 @@ mod tests {
             ("nbd+unix:///", "absolute path"),
             ("nbd+unix:///a/b?socket=/x", "names an export with '/'"),
             ("nbd+unix:///a?socket=", "absolute path"),
-            ("nbd+unix:///a?socket=/x&socket=/y", "means nothing"),
+            ("nbd+unix:///a?socket=/x&socket=/y", "has the unknown option"),
             ("nbd://127.0.0.1:1/a/b", "names an export with '/'"),
             ("nbd://127.0.0.1:1/a b", "names an export with ' '"),
             ("nbd://0.0.0.0:1/a", "?insecure"),
-            ("nbd+unix:///a?b=c", "means nothing"),
-            ("nbd+unix:///a?insecure", "means nothing"),
-            ("nbd+unix:///a?poll", "means nothing"),
+            ("nbd+unix:///a?b=c", "has the unknown option"),
+            ("nbd+unix:///a?insecure", "has the unknown option"),
+            ("nbd+unix:///a?poll", "has the unknown option"),
             ("nbd+unix:///a?poll=always", "neither auto nor never"),
             ("nbd://127.0.0.1:1?poll=never&poll=auto", "twice"),
-            ("nbd+unix:///a?tls=/pki", "means nothing"),
+            ("nbd+unix:///a?tls=/pki", "has the unknown option"),
             ("nbd+unix:///a?mode=0999", "mode="),
             ("nbd+unix:///a?mode=01777", "mode="),
             ("nbd+unix:///a?mode=0600&mode=0666", "twice"),
@@ -339,14 +342,14 @@ mod tests {
             ("nbd://192.168.0.1:1", "?insecure"),
             ("nbds://127.0.0.1:1", "needs ?tls=FOLDER"),
             ("nbds://127.0.0.1:1?tls=pki", "needs ?tls=FOLDER"),
-            ("nbds://127.0.0.1:1?tls=/pki&insecure", "means nothing"),
+            ("nbds://127.0.0.1:1?tls=/pki&insecure", "has the unknown option"),
             ("nbds://127.0.0.1:1?tls=/pki&clients=all", "neither verified nor any"),
         ] {
             let error = text.parse::<Uri>().unwrap_err();
             assert!(error.to_string().contains(word), "{text}: {error}");
         }
         let long = format!("nbd://127.0.0.1:1/{}", "x".repeat(81));
-        assert!(long.parse::<Uri>().unwrap_err().to_string().contains("by 81 bytes"));
+        assert!(long.parse::<Uri>().unwrap_err().to_string().contains("with 81 bytes"));
         let long = format!("nbd+unix:///{}", "x".repeat(200));
         assert!(long.parse::<Uri>().unwrap_err().to_string().contains("201 bytes"));
     }

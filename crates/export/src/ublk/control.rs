@@ -7,40 +7,43 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use udm::buffer::Buffer;
 use udm::error::{Error, Kind, Result};
-use udm::ring::{Command, Desk, Ring, UblkControl};
+use udm::ring::{Command, Ring, SubmissionQueue, UblkControl};
 use udm::sync::Arc;
 
 use super::memory::{Known, Memory};
 use super::proto::{INFO_BYTES, Info, PARAMS_BYTES, feature, sectors_of};
 
 const PLACE: &str = "/dev/ublk-control";
-/// A command that is not answered for this long is given up.
+/// A command without an answer for this long fails.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// Bytes of what the driver is able to do.
+/// Bytes of the feature bits.
 const FEATURES_BYTES: usize = 8;
-/// Bytes of a set of processors: room for 1024 of them.
+/// Bytes of a set of processors, enough for 1024 of them.
 pub const PROCESSORS_BYTES: usize = 128;
-/// The index of the memory that a server has shared. There is one at a time, and the driver gives
-/// the lowest that is free.
+/// The index of the server's shared memory. There is one at a time, and the driver assigns the
+/// lowest free index.
 const FIRST_MEMORY: u64 = 0;
-/// A number that the driver chooses.
+/// Lets the driver choose the number.
 pub const ANY_NUMBER: u32 = u32::MAX;
 
-/// The way to the driver.
+/// A connection to the driver.
 pub struct Control {
     file: Arc<OwnedFd>,
-    desk: Desk<(), ()>,
+    submissions: SubmissionQueue<(), ()>,
 }
 
 impl Control {
-    /// Opens it. Call it on the thread that uses it.
+    /// Opens the control device. Call this on the thread that uses it.
     pub fn open() -> Result<Control> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::open(PLACE, flags, Mode::empty()).map_err(no_driver)?;
-        Ok(Control { file: Arc::new(file), desk: Desk::new(Ring::with_commands(4)?) })
+        Ok(Control {
+            file: Arc::new(file),
+            submissions: SubmissionQueue::new(Ring::with_commands(4)?),
+        })
     }
 
-    /// Gives a command, and returns what the driver has put into `bytes`.
+    /// Issues a command, and returns the bytes that the driver stored into `bytes`.
     fn give<const N: usize>(
         &mut self,
         what: UblkControl,
@@ -51,7 +54,7 @@ impl Control {
         self.give_and_count(what, number, value, bytes).map(|(_, filled)| filled)
     }
 
-    /// The same, and what the command results in.
+    /// Like [`Control::give`], and also returns the command's result.
     fn give_and_count<const N: usize>(
         &mut self,
         what: UblkControl,
@@ -60,10 +63,10 @@ impl Control {
         bytes: [u8; N],
     ) -> std::result::Result<(u32, [u8; N]), Errno> {
         let command = Command::ublk_control(what, number, value);
-        self.desk.command(&self.file, command, Buffer::from_bytes(&bytes), ());
+        self.submissions.command(&self.file, command, Buffer::from_bytes(&bytes), ());
         let deadline = Instant::now() + ANSWER_MAX;
         loop {
-            if let Some(event) = self.desk.pop_event() {
+            if let Some(event) = self.submissions.pop_event() {
                 let failed =
                     |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
                 let result = event.result.map_err(failed)?;
@@ -74,7 +77,7 @@ impl Control {
             if rest.is_zero() {
                 return Err(Errno::TIMEDOUT);
             }
-            self.desk.ring_mut().submit_and_wait(Some(rest));
+            self.submissions.ring_mut().submit_and_wait(Some(rest));
         }
     }
 
@@ -83,7 +86,7 @@ impl Control {
         done.map(|_| ()).map_err(|errno| refused(what, number, errno))
     }
 
-    /// An error if this kernel's driver lacks what is needed; else what it is able to do.
+    /// Returns the driver's features, or an error if a needed one is missing.
     pub fn features(&mut self) -> Result<u64> {
         let what = UblkControl::Features;
         let features = match self.give(what, ANY_NUMBER, 0, [0; FEATURES_BYTES]) {
@@ -99,7 +102,7 @@ impl Control {
         Ok(features)
     }
 
-    /// What a device is; `None` if there is none of that number.
+    /// Returns information on a device; `None` if the number is not in use.
     pub fn info(&mut self, number: u32) -> Result<Option<Info>> {
         let what = UblkControl::DeviceInfo;
         match self.give(what, number, 0, [0; INFO_BYTES]) {
@@ -109,21 +112,21 @@ impl Control {
         }
     }
 
-    /// Makes a device, and returns what became of it.
+    /// Creates a device, and returns its information.
     pub fn add(&mut self, info: &Info) -> Result<Info> {
         let what = UblkControl::Add;
         let made = self.give(what, info.number, 0, info.bytes());
         made.map(|bytes| Info::parse(&bytes)).map_err(|errno| refused(what, info.number, errno))
     }
 
-    /// Says limits and size of a device that was not started.
+    /// Sets limits and size of a device that was not started.
     pub fn set_params(&mut self, number: u32, params: [u8; PARAMS_BYTES]) -> Result<()> {
         let what = UblkControl::SetParams;
         let said = self.give(what, number, 0, params);
         said.map(|_| ()).map_err(|errno| refused(what, number, errno))
     }
 
-    /// A device's size in sectors.
+    /// Returns a device's size in sectors.
     pub fn sectors(&mut self, number: u32) -> Result<u64> {
         let what = UblkControl::GetParams;
         let mut params = [0; PARAMS_BYTES];
@@ -132,60 +135,64 @@ impl Control {
         said.map(|params| sectors_of(&params)).map_err(|errno| refused(what, number, errno))
     }
 
-    /// The processors whose requests come to a queue, one bit for each.
+    /// Returns the processors whose requests a queue serves, one bit for each.
     pub fn processors_of(&mut self, number: u32, queue: u16) -> Result<[u8; PROCESSORS_BYTES]> {
         let what = UblkControl::QueueAffinity;
         let said = self.give(what, number, queue.into(), [0; PROCESSORS_BYTES]);
         said.map_err(|errno| refused(what, number, errno))
     }
 
-    /// Lets clients in, when all queues fetch.
+    /// Lets clients in. All queues must be fetching.
     pub fn start(&mut self, number: u32) -> Result<()> {
         self.order(UblkControl::Start, number, std::process::id().into())
     }
 
-    /// Ends all requests of clients: those in flight when they are answered, later ones with an
+    /// Ends all requests of clients: requests in flight once they are answered, later ones with an
     /// error.
     pub fn stop(&mut self, number: u32) -> Result<()> {
         self.order(UblkControl::Stop, number, 0)
     }
 
-    /// Removes a device whose file is closed.
+    /// Deletes a device whose file is closed. A program that has the disk open gets errors, and
+    /// only the number stays taken until the program closes the disk. Before Linux 6.9, this call
+    /// waits for the program to close it.
     pub fn delete(&mut self, number: u32) -> Result<()> {
-        self.order(UblkControl::Delete, number, 0)
+        delete_with(|what| self.give(what, number, 0, []).map(|_| ()))
+            .map_err(|(what, errno)| refused(what, number, errno))
     }
 
-    /// Whether a device without a server may have one; `Busy` while the last one is ending.
+    /// Asks whether a device without a server may get a new one; returns `Busy` while the last
+    /// server is ending.
     pub fn start_recovery(&mut self, number: u32) -> Result<()> {
         self.order(UblkControl::StartRecovery, number, 0)
     }
 
-    /// The device has a server again, when all queues fetch.
+    /// Completes recovery: the device has a server again. All queues must be fetching.
     pub fn end_recovery(&mut self, number: u32) -> Result<()> {
         self.order(UblkControl::EndRecovery, number, std::process::id().into())
     }
 
-    /// Gives the device a new size.
+    /// Changes the size of the device.
     pub fn update_size(&mut self, number: u32, sectors: u64) -> Result<()> {
         self.order(UblkControl::UpdateSize, number, sectors)
     }
 
-    /// Takes all commands back from the driver, and holds requests for the next server.
+    /// Takes all commands back from the driver, which holds requests for the next server.
     pub fn quiesce(&mut self, number: u32, milliseconds: u64) -> Result<()> {
         self.order(UblkControl::Quiesce, number, milliseconds)
     }
 
-    /// Tells the driver of memory that the clients of a device share.
+    /// Registers memory that the device's clients share.
     pub fn share(&mut self, number: u32, memory: Memory) -> Result<Known> {
-        let (what, bytes) = (UblkControl::ShareMemory, memory.foreign().ublk_memory());
+        let (what, bytes) = (UblkControl::ShareMemory, memory.client_memory().ublk_memory());
         let done = self.give_and_count(what, number, 0, bytes);
         let (index, _) = done.map_err(|errno| refused(what, number, errno))?;
         let no_index = |_| refused(what, number, Errno::RANGE);
         Ok(Known { index: index.try_into().map_err(no_index)?, memory })
     }
 
-    /// The driver forgets the memory that a server before this one has told it of, if there is
-    /// some. It waits until all requests that are under way are answered.
+    /// Unregisters the shared memory of an earlier server, if there is any. Waits until all
+    /// requests in flight are answered.
     pub fn forget_memory(&mut self, number: u32) -> Result<()> {
         let what = UblkControl::ForgetMemory;
         match self.give(what, number, FIRST_MEMORY, []) {
@@ -195,7 +202,23 @@ impl Control {
     }
 }
 
-/// The numbers of all devices.
+/// Deletes a device by the command that does not wait; if the driver does not know that command, by
+/// the one that waits.
+fn delete_with(
+    mut give: impl FnMut(UblkControl) -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), (UblkControl, Errno)> {
+    /// The driver's errno for an unknown command; newer drivers return `EOPNOTSUPP`.
+    const NOT_SUPPORTED: Errno = Errno::from_raw_os_error(524);
+    let (soon, waiting) = (UblkControl::DeleteSoon, UblkControl::Delete);
+    match give(soon) {
+        Err(Errno::OPNOTSUPP | Errno::INVAL | NOT_SUPPORTED) => {
+            give(waiting).map_err(|errno| (waiting, errno))
+        }
+        done => done.map_err(|errno| (soon, errno)),
+    }
+}
+
+/// Returns the numbers of all devices.
 pub fn numbers() -> Vec<u32> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
@@ -210,8 +233,8 @@ fn no_driver(errno: Errno) -> Error {
         Errno::NOENT | Errno::NODEV | Errno::NXIO => Error::new(
             Kind::NotFound,
             format!(
-                "{PLACE} is not there: this kernel has no ublk, or has not loaded it; \
-                 `modprobe ublk_drv` does (Linux 6.5 or later), and an nbd export needs no driver"
+                "{PLACE} does not exist; load the driver with `modprobe ublk_drv` (Linux 6.5 or \
+                 later), or use an nbd export, which needs no driver"
             ),
         ),
         Errno::ACCESS | Errno::PERM => not_allowed(),
@@ -229,5 +252,56 @@ fn refused(what: UblkControl, number: u32, errno: Errno) -> Error {
         return not_allowed();
     }
     let device = if number == ANY_NUMBER { "a disk".into() } else { format!("ublkb{number}") };
-    Error::from_io("ublk:", format!("{what:?} of {device}"), errno.into())
+    let message = match (what, errno) {
+        (UblkControl::Delete, Errno::TIMEDOUT) => format!(
+            "a program still has /dev/{device} open (`fuser /dev/{device}`): the disk is deleted, \
+             and its number becomes free when the program closes it"
+        ),
+        (UblkControl::Add, Errno::EXIST) => format!(
+            "{device} was deleted while a program had it open: choose another number until the \
+             program closes it"
+        ),
+        _ => return Error::from_io("ublk:", format!("{what:?} of {device}"), errno.into()),
+    };
+    Error::new(Kind::Busy, message)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Deletes a disk with a driver that gives `answers`. Returns the commands issued, and the
+    /// error.
+    fn delete(answers: &[std::result::Result<(), Errno>]) -> (Vec<UblkControl>, Option<String>) {
+        let mut asked = Vec::new();
+        let mut answers = answers.iter();
+        let deleted = delete_with(|what| {
+            asked.push(what);
+            *answers.next().unwrap()
+        });
+        (asked, deleted.err().map(|(what, errno)| refused(what, 3, errno).to_string()))
+    }
+
+    #[test]
+    fn a_disk_is_removed_without_waiting_for_those_who_have_it_open() {
+        let (soon, waiting) = (UblkControl::DeleteSoon, UblkControl::Delete);
+        assert_eq!(delete(&[Ok(())]), (vec![soon], None));
+        for unknown in [Errno::OPNOTSUPP, Errno::INVAL, Errno::from_raw_os_error(524)] {
+            assert_eq!(delete(&[Err(unknown), Ok(())]), (vec![soon, waiting], None));
+        }
+        let (asked, error) = delete(&[Err(Errno::NODEV)]);
+        assert_eq!(asked, [soon]);
+        assert!(error.unwrap().contains("DeleteSoon of ublkb3"));
+        let (_, error) = delete(&[Err(Errno::OPNOTSUPP), Err(Errno::TIMEDOUT)]);
+        assert!(error.unwrap().contains("a program still has /dev/ublkb3 open"));
+    }
+
+    #[test]
+    fn a_number_that_is_taken_until_a_program_closes_the_disk_is_explained() {
+        let error = refused(UblkControl::Add, 5, Errno::EXIST).to_string();
+        assert!(error.contains("ublkb5 was deleted while a program had it open"), "{error}");
+        let error = refused(UblkControl::Add, 5, Errno::NOMEM).to_string();
+        assert!(error.contains("Add of ublkb5"), "{error}");
+    }
 }

@@ -19,7 +19,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// A request was answered.
+    /// Counts an answered request.
     pub fn was_answered(&self, result: i32) {
         self.answered.fetch_add(1, Ordering::Relaxed);
         if result < 0 {
@@ -27,23 +27,23 @@ impl Counts {
         }
     }
 
-    /// A read's data went straight from where the device has it.
+    /// Counts a read whose data was copied straight from the device's memory.
     pub fn was_read_in_place(&self) {
         self.read_in_place.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request's data was read or stored in memory that its client shares.
+    /// Counts a request whose data was in memory that its client shares.
     pub fn was_shared(&self) {
         self.shared.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request made no sense.
+    /// Counts an invalid request.
     pub fn was_wrong(&self, description: &Description) {
         self.wrong.fetch_add(1, Ordering::Relaxed);
         *lock(&self.last_wrong) = Some(description.to_string());
     }
 
-    /// A queue is not served any more.
+    /// Counts a queue that is not served any more.
     pub fn queue_has_ended(&self, failure: Option<&std::io::Error>) {
         self.queues_ended.fetch_add(1, Ordering::Relaxed);
         if let Some(failure) = failure {
@@ -56,27 +56,27 @@ impl Counts {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Of those the ones with an error.
+    /// Answered requests with an error.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Reads whose data went straight from where the device has it.
+    /// Reads whose data was copied straight from the device's memory.
     pub fn read_in_place(&self) -> u64 {
         self.read_in_place.load(Ordering::Relaxed)
     }
 
-    /// Requests whose data was read or stored in memory that their client shares.
+    /// Requests whose data was in memory that their client shares.
     pub fn shared(&self) -> u64 {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// Requests that made no sense, and the last of them.
+    /// Invalid requests, and the last of them.
     pub fn wrong(&self) -> (u64, Option<String>) {
         (self.wrong.load(Ordering::Relaxed), lock(&self.last_wrong).clone())
     }
 
-    /// Queues that are not served any more, and why, if the driver has refused something.
+    /// Queues that are not served any more, and the driver's error, if it refused a command.
     pub fn ended(&self) -> (u64, Option<String>) {
         (self.queues_ended.load(Ordering::Relaxed), lock(&self.failure).clone())
     }

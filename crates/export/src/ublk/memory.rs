@@ -1,52 +1,55 @@
-//! Memory that a disk's clients share: a file in memory which they have mapped, as has this server.
-//! A request whose pages are of that file says where, and its data is copied there without a call.
+//! Memory that a disk's clients share: a memory file that clients and this server map. If the pages
+//! of a request belong to the file, the request names their offset, and the server copies the data
+//! there without a system call.
 //!
-//! The file is somebody else's, who may store to it at any time and may cut it short. Where the
-//! data of a request is can only be the driver's word. So there is always a second way, the
-//! request's own pages by calls (see `worker`), which is taken
+//! Clients own the file: they may store to it at any time, and may truncate it. Only the driver
+//! knows the address of a request's data. Each request can therefore also be served through system
+//! calls on its own pages (see `worker`), and is so served
 //!
-//! 1. if the driver names other memory than this: what a server before this one has shared;
-//! 2. from then on when a part of the file was found to be cut off. The driver still has its pages.
+//! 1. if the driver names another memory: one that an earlier server has shared;
+//! 2. from the moment when udm finds a part of the file truncated. The driver still has the
+//!    truncated pages.
 //!
-//! A file that was cut and made longer again before anybody looked, or has got a hole, has other
-//! pages than the driver's. Requests from those take calls. One that was under way has what its
-//! client sees there: a write takes what the client reads in the file then.
+//! A file that was truncated and extended again unnoticed, or in which a hole was punched, has
+//! other pages than the driver. Requests from the new pages go through system calls. A request in
+//! flight uses the bytes that its client sees in the file: a write stores the bytes that the client
+//! then reads there.
 
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use udm::error::{Error, Kind, Result};
-use udm::foreign::{Foreign, Source};
+use udm::pmem::client_memory::{ClientMemory, Source};
 use udm::pmem::copy::SharedBytes;
 use udm::units::GIB;
 
 use super::proto::{InMemory, Wish};
 
-/// The longest file: what the driver takes.
+/// Maximum length of the file, set by the driver.
 pub const BYTES_MAX: u64 = 4 * GIB;
 
-/// Such a file, mapped.
+/// A mapped memory file.
 #[derive(Debug)]
 pub struct Memory {
-    foreign: Foreign,
+    client_memory: ClientMemory,
 }
 
-/// Memory that the driver knows, by the index that it has there.
+/// Memory that the driver knows, with its index there.
 #[derive(Debug)]
 pub struct Known {
     /// The memory.
     pub memory: Memory,
-    /// What the driver calls it.
+    /// The driver's index.
     pub index: u16,
 }
 
 impl Memory {
-    /// Maps the file at `path`. An error says what it is, and why that cannot be.
+    /// Maps the file at `path`. An error names the file and the reason.
     pub fn map(path: &Path) -> Result<Memory> {
         let name = path.display();
         let refused = |why: String| Error::new(Kind::Unsupported, format!("shared={name}: {why}"));
         let failed = |errno: rustix::io::Errno| Error::from_io("opening", &name, errno.into());
-        // Should it be something else than a file, to open it does not wait for anybody.
+        // If the path is not a regular file, opening it must not block.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
         let stat = fstat(&file).map_err(failed)?;
@@ -60,25 +63,25 @@ impl Memory {
         if bytes > BYTES_MAX {
             return Err(refused(format!("its {bytes} bytes are more than {BYTES_MAX}")));
         }
-        let mapped = Foreign::map(&file, 0, bytes);
-        let foreign = mapped.map_err(|error| error.at(format!("shared={name}")))?;
-        Ok(Memory { foreign })
+        let mapped = ClientMemory::map(&file, 0, bytes);
+        let client_memory = mapped.map_err(|error| error.at(format!("shared={name}")))?;
+        Ok(Memory { client_memory })
     }
 
-    /// What is mapped.
-    pub fn foreign(&self) -> &Foreign {
-        &self.foreign
+    /// Returns the mapping.
+    pub fn client_memory(&self) -> &ClientMemory {
+        &self.client_memory
     }
 
-    /// Whether a part of it was cut off, so that it is not used any more.
+    /// Whether a part of the file was truncated, so that it is not used any more.
     pub fn is_lost(&self) -> bool {
-        self.foreign.has_damage()
+        self.client_memory.has_damage()
     }
 }
 
 impl Known {
-    /// Where the data of `wish` is in this memory, if the driver says so and it is to be used.
-    /// `None` if it says something that cannot be.
+    /// Locates the data of `wish` in this memory, if the driver names it and it is usable. Returns
+    /// `None` if the driver's address is invalid.
     pub fn place(&self, said: InMemory, wish: &Wish) -> Option<Option<u64>> {
         let InMemory { index, at, reserved } = said;
         if reserved != 0 {
@@ -87,30 +90,30 @@ impl Known {
         if index != self.index {
             return Some(None);
         }
-        let (at, bytes) = (u64::from(at), self.memory.foreign.len_bytes());
+        let (at, bytes) = (u64::from(at), self.memory.client_memory.len_bytes());
         let is_inside = at <= bytes && wish.len <= bytes - at;
         is_inside.then(|| (!self.memory.is_lost()).then_some(at))
     }
 
-    /// Bytes to copy to; ask [`Memory::is_lost`] after that.
+    /// Bytes to copy to; check [`Memory::is_lost`] afterwards.
     pub fn sink(&self, at: u64, len: u64) -> SharedBytes<'_> {
-        self.memory.foreign.shared(at, len as usize)
+        self.memory.client_memory.shared(at, len as usize)
     }
 
     /// Bytes to copy from.
     pub fn source(&self, at: u64, len: u64) -> Source<'_> {
-        self.memory.foreign.source(at, len as usize)
+        self.memory.client_memory.source(at, len as usize)
     }
 
-    /// Copies what is at `at`. False if not all of it was there.
+    /// Copies from offset `at`. Returns false if a part was missing.
     pub fn load(&self, at: u64, into: &mut [u8]) -> bool {
-        self.memory.foreign.load(at, into);
+        self.memory.client_memory.load(at, into);
         !self.memory.is_lost()
     }
 
-    /// Copies to `at`. False if not all of that was there.
+    /// Copies to offset `at`. Returns false if a part was missing.
     pub fn store(&self, at: u64, bytes: &[u8]) -> bool {
-        self.memory.foreign.store(at, bytes);
+        self.memory.client_memory.store(at, bytes);
         !self.memory.is_lost()
     }
 }
@@ -130,7 +133,7 @@ mod tests {
 
     const BYTES: u64 = 64 << 10;
 
-    /// A file in memory, and a path that opens it as long as it is here.
+    /// Creates a memory file, and a path that opens it while the file is open.
     fn memfd(bytes: u64) -> (File, PathBuf) {
         let file = File::from(
             memfd_create("clients", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap(),
@@ -160,7 +163,7 @@ mod tests {
         refused(&path, "its 0 bytes are not whole pages");
         let (_odd, path) = memfd(8191);
         refused(&path, "its 8191 bytes are not whole pages");
-        // It has no pages yet, and takes no memory.
+        // The file is sparse, and takes no memory.
         let (_long, path) = memfd(BYTES_MAX + 4096);
         refused(&path, "its 4294971392 bytes are more than 4294967296");
         let (sealed, path) = memfd(BYTES);
@@ -182,11 +185,11 @@ mod tests {
     fn what_one_side_stores_the_other_loads() {
         let (_file, path) = memfd(BYTES);
         let (known, client) = (known(&path), Memory::map(&path).unwrap());
-        client.foreign().store(BYTES - 512, &[7; 512]);
+        client.client_memory().store(BYTES - 512, &[7; 512]);
         let mut bytes = [0; 512];
         assert!(known.load(BYTES - 512, &mut bytes) && bytes == [7; 512]);
         assert!(known.store(4096, &[9; 512]));
-        client.foreign().load(4096, &mut bytes);
+        client.client_memory().load(4096, &mut bytes);
         assert_eq!(bytes, [9; 512]);
     }
 
@@ -222,12 +225,12 @@ mod tests {
         let known = known(&path);
         let said = |at| InMemory { index: 3, at, reserved: 0 };
         file.set_len(8192).unwrap();
-        assert_eq!(known.place(said(32768), &wish(4096)), Some(Some(32768)), "nobody knows yet");
-        assert!(known.store(0, &[1; 4096]), "what is left is there");
+        assert_eq!(known.place(said(32768), &wish(4096)), Some(Some(32768)), "no store was tried");
+        assert!(known.store(0, &[1; 4096]), "the remaining memory is mapped");
         assert!(!known.store(32768, &[1; 4096]) && known.memory.is_lost());
         assert_eq!(known.place(said(0), &wish(4096)), Some(None));
         assert_eq!(known.place(said(u32::MAX), &wish(4096)), None, "that never was");
-        // A longer file does not bring it back: its pages are others than the driver's.
+        // Extending the file does not restore it: the driver has other pages.
         file.set_len(BYTES).unwrap();
         assert!(!known.load(0, &mut [0; 512]));
     }

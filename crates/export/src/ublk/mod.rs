@@ -1,18 +1,17 @@
-//! ublk: mapped devices as disks of this host, `/dev/ublkbN`, by the kernel's ublk driver.
+//! ublk: mapped devices as disks of this host, `/dev/ublkbN`, through the kernel's ublk driver.
 //!
-//! | file | what |
+//! | file | job |
 //! |---|---|
-//! | [`proto`] | what is said to the driver and by it |
+//! | [`proto`] | messages to and from the driver |
 //! | [`control`] | commands about a disk |
-//! | [`requests`] | who has each request of a queue |
+//! | [`requests`] | state of each request of a queue |
 //! | [`memory`] | memory that clients share |
 //! | [`worker`] | one queue, served by a thread of its own |
-//! | [`uri`], [`counts`], [`users`] | which disk; what happened; who is on it |
-//! | this one | a disk: made or taken over, and its end |
+//! | [`uri`], [`counts`], [`users`] | address; counters; users of a disk |
+//! | this one | a disk: create or take over, and shutdown |
 //!
-//! A disk outlives a server that is killed: the kernel keeps what was not answered, and new
-//! requests, for the next server. That one knows its disks by a word that the driver keeps for
-//! their server ([`proto::mark_of`]).
+//! A disk outlives a killed server: the kernel holds unanswered and new requests for the next
+//! server, which recognizes its disks by a mark that the driver stores ([`proto::mark_of`]).
 
 pub mod control;
 pub mod counts;
@@ -29,15 +28,15 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use udm::base::limits::{Limit, limit};
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
-use udm::limits::{Limit, limit};
 use udm::queue::Queue;
 use udm::sync::atomic::{AtomicBool, Ordering};
 use udm::sync::{Arc, OnceLock};
 use udm::target::{Fact, FactValue};
 
-use crate::door::Door;
+use crate::export::Export;
 
 use control::{ANY_NUMBER, Control, PROCESSORS_BYTES};
 use counts::Counts;
@@ -46,16 +45,16 @@ use proto::{Info, Params, State, feature};
 pub use uri::Uri;
 use worker::Worker;
 
-/// Most queues of a disk.
+/// Maximum number of queues of a disk.
 pub const QUEUES_MAX: u16 = 16;
-/// Queues of a disk, unless it is said.
+/// Default maximum number of queues.
 const QUEUES: u16 = 4;
-/// Most requests that a queue takes at a time.
+/// Maximum depth of a queue in requests.
 pub const DEPTH_MAX: u16 = 1024;
-/// The longest wait for the file of a disk that was made.
+/// Maximum wait for the file of a new disk.
 const FILE_MAX: Duration = Duration::from_secs(5);
 
-/// Every stated maximum.
+/// Returns every stated maximum.
 pub fn limits() -> [Limit; 4] {
     [
         limit("ublk_queues", QUEUES_MAX.into(), "queues of a ublk export"),
@@ -65,12 +64,12 @@ pub fn limits() -> [Limit; 4] {
     ]
 }
 
-/// What a disk's queues share.
+/// State that a disk's queues share.
 #[derive(Debug)]
 pub struct Shared {
     device: Arc<Device>,
     counts: Counts,
-    /// Whether the driver may be given any memory of ours to copy from: see [`feature::SAFE_STOP`].
+    /// Whether the driver may copy from any memory of the process: see [`feature::SAFE_STOP`].
     copies_by_address: bool,
     /// Memory that clients share, once the driver knows it.
     memory: OnceLock<Known>,
@@ -78,13 +77,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Whether the driver does not answer, so that queues end as they are.
+    /// Whether the driver does not answer, so that queues end without it.
     fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::SeqCst)
     }
 }
 
-/// A disk. Dropping it stops and removes it.
+/// A disk. Dropping it stops and removes the disk.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -92,13 +91,24 @@ pub struct Server {
     info: Info,
     was_taken_over: bool,
     queues: Vec<Queue>,
+    /// Memory that clients share, until the driver knows it.
+    memory: Option<Memory>,
+    /// Whether the disk accepts requests.
+    has_begun: bool,
 }
 
 impl Server {
-    /// Makes `device` the disk that `uri` says, or takes that over from a server that died. `home`
-    /// is where servers look for those before them: only one of the same home and device name takes
+    /// Creates the disk of `uri` for `device`, or takes it over from a server that died. `home` is
+    /// the directory of this server's state: only a server of the same home and device name takes
     /// over.
     pub fn start(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Server> {
+        let mut server = Server::open(device, uri, home)?;
+        server.begin()?;
+        Ok(server)
+    }
+
+    /// Like [`Server::start`], but the disk does not accept requests yet.
+    pub(crate) fn open(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Server> {
         let mut control = Control::open()?;
         let features = control.features()?;
         let memory = uri.shared.as_deref().map(Memory::map).transpose()?;
@@ -122,22 +132,19 @@ impl Server {
             None => add(&mut control, device, uri, wanted, mark)?,
         };
         let uri = Uri { number: Some(info.number), ..uri.clone() };
-        let mut server = Server { shared, uri, info, was_taken_over, queues: Vec::new() };
-        match server.serve(&mut control, memory) {
-            Ok(()) => Ok(server),
-            Err(error) => {
-                server.undo(&mut control);
-                Err(error)
-            }
-        }
+        let (queues, has_begun) = (Vec::new(), false);
+        let mut server = Server { shared, uri, info, was_taken_over, queues, memory, has_begun };
+        // If this fails, dropping the server undoes it.
+        server.serve(&mut control)?;
+        Ok(server)
     }
 
-    fn serve(&mut self, control: &mut Control, memory: Option<Memory>) -> Result<()> {
+    fn serve(&mut self, control: &mut Control) -> Result<()> {
         let Info { number, queues, depth, .. } = self.info;
         let file = open_file(number)?;
         for queue in 0..queues {
             let (shared, file) = (self.shared.clone(), file.clone());
-            // Where that cannot be said, the scheduler chooses.
+            // If the driver does not know the processors, the scheduler chooses.
             let processors = control.processors_of(number, queue).ok();
             let name = format!("udm-ublk{number}.{queue}");
             self.queues.push(Queue::run_with_commands(&name, move |core| {
@@ -147,7 +154,11 @@ impl Server {
                 Worker::start(core, shared, file, queue, depth)
             })?);
         }
-        drop(file);
+        Ok(())
+    }
+
+    fn take_requests(&mut self, control: &mut Control) -> Result<()> {
+        let (number, memory) = (self.info.number, self.memory.take());
         if !self.was_taken_over {
             self.share(control, memory)?;
             return control.start(number);
@@ -160,7 +171,7 @@ impl Server {
         self.update_size(control)
     }
 
-    /// Tells the driver of the memory that clients share, if they do.
+    /// Registers the memory that clients share, if there is any.
     fn share(&self, control: &mut Control, memory: Option<Memory>) -> Result<()> {
         let Some(memory) = memory else { return Ok(()) };
         let known = control.share(self.info.number, memory)?;
@@ -168,7 +179,7 @@ impl Server {
         Ok(())
     }
 
-    /// Tells the kernel the device's size, if it is another one.
+    /// Updates the kernel's size of the disk, if the device's size has changed.
     fn update_size(&self, control: &mut Control) -> Result<()> {
         let sectors = self.shared.device.size_bytes() / udm::units::SECTOR;
         if control.sectors(self.info.number)? == sectors {
@@ -188,9 +199,13 @@ impl Server {
         format!("ublkb{}", self.info.number)
     }
 
-    /// It was not begun: nothing is left of a disk that was made, and one that was to be taken over
-    /// waits for the next server.
-    fn undo(&mut self, control: &mut Control) {
+    /// Undoes [`Server::open`] if the disk was not begun: a new disk is deleted, a disk to be taken
+    /// over waits for the next server.
+    fn undo(&mut self) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        let Ok(mut control) = Control::open() else { return self.end_queues(false) };
         let number = self.info.number;
         if self.was_taken_over {
             let _ = control.quiesce(number, 1);
@@ -202,8 +217,8 @@ impl Server {
         }
     }
 
-    /// Waits for the end of the queues; if the driver does not take their tags back, they end as
-    /// they are.
+    /// Waits for the queues to end. If the driver does not take their tags back, they end without
+    /// it.
     fn end_queues(&mut self, is_stopped: bool) {
         if !is_stopped {
             self.shared.is_given_up.store(true, Ordering::SeqCst);
@@ -213,10 +228,14 @@ impl Server {
     }
 
     fn end(&mut self) {
+        if !self.has_begun {
+            // The disk was undone, or another export of the device failed to open.
+            return self.undo();
+        }
         if self.queues.is_empty() {
             return;
         }
-        // They answer what is in flight in bounded time from now on: the driver waits for it.
+        // From now on the queues answer requests in bounded time: the driver waits for that.
         self.queues.iter().for_each(Queue::stop);
         let control = Control::open();
         let stopped = control.and_then(|mut control| {
@@ -224,14 +243,14 @@ impl Server {
             self.end_queues(stopped.is_ok());
             control.delete(self.info.number)
         });
-        // Somebody else may have removed it.
+        // Another process may have removed the disk.
         drop(stopped);
         self.end_queues(false);
     }
 }
 
-/// Removes the disks that a server of `device` and `home` has left when it died: clients that wait
-/// for an answer get an error. Returns their files.
+/// Removes the disks that a dead server of `device` and `home` has left. Waiting clients get an
+/// error. Returns the disks' files.
 pub fn forget(device: &str, home: &str) -> Result<Vec<String>> {
     let mark = proto::mark_of(device, home);
     let mut gone = Vec::new();
@@ -251,7 +270,7 @@ pub fn forget(device: &str, home: &str) -> Result<Vec<String>> {
     Ok(gone)
 }
 
-/// The disk that a server before this one has left, if there is one.
+/// Finds the disk that an earlier server has left.
 fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<Info>> {
     let numbers = number.map_or_else(control::numbers, |number| vec![number]);
     for candidate in numbers {
@@ -260,7 +279,9 @@ fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<
         let disk = format!("/dev/ublkb{candidate}");
         if info.mark != mark {
             if is_named {
-                let message = format!("{disk} exists, and is not this device's; choose another");
+                let message = format!(
+                    "{disk} exists, and does not belong to this device; choose another number"
+                );
                 return Err(Error::new(Kind::Exists, message));
             }
             continue;
@@ -271,13 +292,13 @@ fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<
             State::Live if info.server == std::process::id() as i32 => {
                 return Err(Error::new(Kind::Exists, format!("{disk} is open already")));
             }
-            // Its server died before it was started, or was removing it.
+            // Its server died before it started the disk, or while it removed it.
             State::Dead => {
                 let _ = control.stop(candidate);
                 control.delete(candidate)?;
             }
             State::Live | State::Other(_) => {
-                let message = format!("{disk}: the server before this one has not ended yet");
+                let message = format!("{disk}: the previous server has not ended yet");
                 return Err(Error::new(Kind::Busy, message));
             }
         }
@@ -285,33 +306,34 @@ fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<
     Ok(None)
 }
 
-/// What a new disk uses of what the driver is able to do.
+/// Returns the features that a new disk uses.
 fn wanted(features: u64, uri: &Uri) -> Result<u64> {
     let wanted = features & feature::WANTED;
     if uri.shared.is_none() {
         return Ok(wanted);
     }
     if features & feature::SHARED_MEMORY == 0 {
-        let message = "this kernel's ublk driver does not take shared=: Linux 7.1 or later does";
+        let message = "this kernel's ublk driver does not support shared=, which needs Linux 7.1 \
+            or later";
         return Err(Error::new(Kind::Unsupported, message));
     }
     Ok(wanted | feature::SHARED_MEMORY)
 }
 
-/// An error if `uri` has memory that clients share, and the disk that was left was made without.
+/// Returns an error if `uri` shares memory, but the existing disk was created without that feature.
 fn may_share(info: &Info, uri: &Uri) -> Result<()> {
     if uri.shared.is_none() || info.features & feature::SHARED_MEMORY != 0 {
         return Ok(());
     }
     let disk = info.number;
     let message = format!(
-        "/dev/ublkb{disk} was made without shared=, and waits for a server without it; to have it, \
-         close that export and open it again"
+        "/dev/ublkb{disk} was created without shared=, and waits for a server without it; to use \
+         shared=, close that export and open it again"
     );
     Err(Error::new(Kind::Unsupported, message))
 }
 
-/// Makes a disk, which is not started.
+/// Creates a disk without starting it.
 fn add(
     control: &mut Control,
     device: &Arc<Device>,
@@ -321,7 +343,7 @@ fn add(
 ) -> Result<Info> {
     let block_bytes = u64::from(device.limits().block_bytes);
     if block_bytes > rustix::param::page_size() as u64 {
-        let message = format!("ublk: blocks of {block_bytes} bytes are longer than a page");
+        let message = format!("ublk: blocks of {block_bytes} bytes are larger than a page");
         return Err(Error::new(Kind::Unsupported, message));
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -336,7 +358,8 @@ fn add(
     Ok(info)
 }
 
-/// Opens the file by which a disk is served. It may appear a moment after the disk was made.
+/// Opens the file through which a disk is served. The file may appear shortly after the disk was
+/// created.
 fn open_file(number: u32) -> Result<Arc<OwnedFd>> {
     let place = format!("/dev/ublkc{number}");
     let deadline = Instant::now() + FILE_MAX;
@@ -351,8 +374,8 @@ fn open_file(number: u32) -> Result<Arc<OwnedFd>> {
     }
 }
 
-/// Keeps this thread on `processors`, as far as it may run there: a client that waits for an answer
-/// and its server then take turns on one processor, and none has to be woken.
+/// Binds this thread to those of `processors` on which it may run: a waiting client and its server
+/// then take turns on one processor, and neither needs a wake-up from idle.
 fn run_on(processors: &[u8; PROCESSORS_BYTES]) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut wanted = CpuSet::new();
@@ -367,7 +390,7 @@ fn run_on(processors: &[u8; PROCESSORS_BYTES]) {
     }
 }
 
-impl Door for Server {
+impl Export for Server {
     fn uri(&self) -> crate::Uri {
         crate::Uri::Ublk(self.uri.clone())
     }
@@ -388,29 +411,35 @@ impl Door for Server {
         let was_taken_over = FactValue::Flag(self.was_taken_over);
         vec![
             number("queues", self.info.queues.into(), "queues of the disk"),
-            number("depth", self.info.depth.into(), "requests that each takes at a time"),
+            number("depth", self.info.depth.into(), "requests that each queue takes at a time"),
             number("requests", counts.answered(), "requests that were answered"),
-            number("failed", counts.failed(), "of those the ones with an error"),
+            number("failed", counts.failed(), "answered requests that failed"),
             number("read_in_place", counts.read_in_place(), "reads copied once, by the driver"),
-            number("shared", counts.shared(), "requests whose data was in the clients' file"),
+            number("shared", counts.shared(), "requests whose data was in the file of shared="),
             Fact {
                 name: "shared_is_lost",
                 value: FactValue::Flag(memory.is_some_and(|known| known.memory.is_lost())),
-                about: "whether that file was cut short, so that it is not used any more",
+                about: "whether that file was truncated and is no longer used",
             },
             Fact {
                 name: "was_taken_over",
                 value: was_taken_over,
-                about: "whether the disk was left by a server that died",
+                about: "whether the disk belongs to a server that died",
             },
-            number("queues_ended", ended, "queues that the driver does not use any more"),
-            text("queue_failure", failure, "what the driver has refused"),
-            number("violations", wrong, "requests that made no sense"),
-            text("last_violation", last_wrong, "the last of those"),
+            number("queues_ended", ended, "queues that the driver no longer uses"),
+            text("queue_failure", failure, "the command that the driver refused"),
+            number("violations", wrong, "invalid requests"),
+            text("last_violation", last_wrong, "the last invalid request"),
         ]
     }
 
     fn set_clients_max(&self, _max: usize) {}
+
+    fn begin(&mut self) -> Result<()> {
+        self.take_requests(&mut Control::open()?).inspect_err(|_| self.undo())?;
+        self.has_begun = true;
+        Ok(())
+    }
 
     fn device_has_changed(&self) -> Result<()> {
         self.update_size(&mut Control::open()?)
@@ -440,12 +469,12 @@ mod tests {
         assert_eq!(wanted(new, &plain).unwrap(), feature::WANTED);
         assert_eq!(wanted(new, &sharing).unwrap(), feature::WANTED | 1 << 19);
         let error = wanted(old, &sharing).unwrap_err().to_string();
-        assert!(error.contains("shared=: Linux 7.1 or later"), "{error}");
+        assert!(error.contains("shared=, which needs Linux 7.1 or later"), "{error}");
         let made_with = |features| Info::new(7, 1, 1, features, 0);
         may_share(&made_with(feature::WANTED), &plain).unwrap();
         may_share(&made_with(feature::WANTED | 1 << 19), &plain).unwrap();
         may_share(&made_with(feature::WANTED | 1 << 19), &sharing).unwrap();
         let error = may_share(&made_with(feature::WANTED), &sharing).unwrap_err().to_string();
-        assert!(error.contains("/dev/ublkb7 was made without shared="), "{error}");
+        assert!(error.contains("/dev/ublkb7 was created without shared="), "{error}");
     }
 }

@@ -1,62 +1,64 @@
-//! What is said to the kernel's ublk driver and by it, as `linux/ublk_cmd.h` lays it out: what it
-//! is able to do, what a device is, its limits, and its requests.
+//! The messages between udm and the kernel's ublk driver, laid out as in `linux/ublk_cmd.h`: the
+//! driver's features, device information, limits, and requests.
 //!
-//! Bits that are not known here are left alone: a newer kernel has more of them.
+//! Unknown bits are ignored: newer kernels define more of them.
 
 use std::fmt;
 
 use rustix::io::Errno;
 use udm::bio::Op;
 use udm::device::Device;
+use udm::topology::TargetLimits;
 use udm::units::{BIO_BYTES_MAX, SECTOR};
 
-/// Bytes of what a device is.
+/// Size of [`Info`] in bytes.
 pub const INFO_BYTES: usize = 64;
-/// Bytes of limits and size, as far as they are said here.
+/// Bytes of limits and size that udm sends; the kernel's structure is longer.
 pub const PARAMS_BYTES: usize = 60;
-/// Bytes of a request's description.
+/// Size of a request's description in bytes.
 pub const DESCRIPTION_BYTES: usize = 24;
-/// Descriptions of one queue that there may be: so far apart are those of two queues.
+/// The kernel's maximum of descriptions per queue, and the distance between two queues' tables.
 pub const DEPTH_MAX_OF_KERNEL: usize = 4096;
-/// Most bytes of a request's data.
+/// Maximum data bytes of one request.
 pub const IO_BYTES_MAX: u32 = 1 << 20;
 
-/// What the driver is able to do, and what of it a device uses.
+/// The driver's features, and the subset that a device uses.
 pub mod feature {
     /// A device outlives its server.
     pub const RECOVERY: u64 = 1 << 3;
-    /// What the server had not answered comes again.
+    /// The driver reissues unanswered requests to the next server.
     pub const REISSUE: u64 = 1 << 4;
-    /// Commands have numbers as those of ioctl.
+    /// Commands are numbered like ioctls.
     pub const IOCTL_NUMBERS: u64 = 1 << 6;
-    /// Data is read from the device's file and written to it.
+    /// The server reads and writes data through the device's file.
     pub const USER_COPY: u64 = 1 << 7;
     /// The size may change.
     pub const UPDATE_SIZE: u64 = 1 << 10;
-    /// New requests may be held for the next server.
+    /// The driver may hold new requests for the next server.
     pub const QUIESCE: u64 = 1 << 12;
-    /// Disks that nobody has open may be stopped. It is not used: drivers that have it (since Linux
-    /// 7.0) copy data as any call does (since 6.19). Those before take hold of the pages at an
-    /// address, and copy from there: a page that turns out to be broken is the end of the machine.
+    /// The driver can stop a disk only if no program has it open. udm does not use this command,
+    /// only the bit: drivers that have it (since Linux 7.0) copy data like any system call (since
+    /// 6.19). Older drivers pin the pages at an address and copy from there; a page with a memory
+    /// error then crashes the machine.
     pub const SAFE_STOP: u64 = 1 << 17;
     /// Clients may share memory with the server (Linux 7.1).
     pub const SHARED_MEMORY: u64 = 1 << 19;
-    /// Without these there is no door.
+    /// A driver without one of these features cannot serve an export.
     pub const NEEDED: u64 = RECOVERY | REISSUE | IOCTL_NUMBERS | USER_COPY;
-    /// Used where they are.
+    /// Features that udm uses when the driver has them.
     pub const WANTED: u64 = NEEDED | UPDATE_SIZE | QUIESCE;
 }
 
-/// What a device is doing.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It has not been started, or was stopped.
+    /// The device was never started, or was stopped.
     Dead,
-    /// It is served.
+    /// A server serves the device.
     Live,
-    /// Its server has gone, and its requests wait.
+    /// The server has ended; the driver holds the requests.
     Quiesced,
-    /// A state of newer kernels, or one that udm does not ask for.
+    /// A state of newer kernels, or one that udm does not use.
     Other(u16),
 }
 
@@ -71,35 +73,35 @@ impl State {
     }
 }
 
-/// What a device is (`ublksrv_ctrl_dev_info`).
+/// Device information (`ublksrv_ctrl_dev_info`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// How many queues it has.
+    /// Number of queues.
     pub queues: u16,
-    /// How many requests a queue takes at a time.
+    /// Maximum requests of a queue in flight.
     pub depth: u16,
-    /// What it is doing.
+    /// State of the device.
     pub state: State,
-    /// Most bytes of a request's data.
+    /// Maximum data bytes of one request.
     pub io_bytes_max: u32,
-    /// Its number.
+    /// Device number.
     pub number: u32,
-    /// Its server's process, or -1.
+    /// Process id of the server, or -1.
     pub server: i32,
-    /// What it uses.
+    /// Features in use.
     pub features: u64,
-    /// Its server's own word, which the driver keeps for it.
+    /// A value of the server's own that the driver stores.
     pub mark: u64,
 }
 
 impl Info {
-    /// To make a device of; `u32::MAX` is the next free number.
+    /// Describes a device to create; `u32::MAX` asks for the next free number.
     pub fn new(number: u32, queues: u16, depth: u16, features: u64, mark: u64) -> Info {
         let io_bytes_max = IO_BYTES_MAX;
         Info { queues, depth, state: State::Dead, io_bytes_max, number, server: -1, features, mark }
     }
 
-    /// As the driver takes it.
+    /// Encodes for the driver.
     pub fn bytes(&self) -> [u8; INFO_BYTES] {
         let mut bytes = [0; INFO_BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -113,7 +115,7 @@ impl Info {
         bytes
     }
 
-    /// As the driver says it.
+    /// Decodes the driver's answer.
     pub fn parse(bytes: &[u8; INFO_BYTES]) -> Info {
         Info {
             queues: u16_at(bytes, 0),
@@ -131,49 +133,47 @@ impl Info {
 /// Limits and size of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
-    /// Bytes of a block.
-    pub block_bytes: u32,
-    /// Size.
+    /// The limits that all exports report.
+    pub limits: TargetLimits,
+    /// Size in sectors.
     pub sectors: u64,
-    /// Writes are refused.
+    /// Whether the driver refuses writes.
     pub is_read_only: bool,
-    /// Discards are taken.
-    pub has_discard: bool,
 }
 
 impl Params {
-    /// Those of `device`.
+    /// Returns the limits and size of `device`.
     pub fn of(device: &Device) -> Params {
-        let limits = device.limits();
         Params {
-            block_bytes: limits.block_bytes,
+            limits: device.limits(),
             sectors: device.size_bytes() / SECTOR,
             is_read_only: device.is_read_only(),
-            has_discard: limits.has_discard,
         }
     }
 
-    /// As the driver takes them (`ublk_params`): the basic ones, and those of discards and zeroes.
+    /// Encodes for the driver (`ublk_params`): basic parameters, and those of discards and zeroes.
     pub fn bytes(&self) -> [u8; PARAMS_BYTES] {
         const BASIC_AND_DISCARD: u32 = 1 | 2;
         const READ_ONLY: u32 = 1;
         const WRITE_CACHE: u32 = 1 << 2;
         const FUA: u32 = 1 << 3;
         let attributes = if self.is_read_only { READ_ONLY } else { WRITE_CACHE | FUA };
-        let shift = self.block_bytes.trailing_zeros() as u8;
+        let TargetLimits { block_bytes, physical_bytes, optimal_bytes, minimum_bytes, .. } =
+            self.limits;
+        let units = [block_bytes, physical_bytes, optimal_bytes, minimum_bytes];
         let sectors_max = (BIO_BYTES_MAX / SECTOR) as u32;
         let can_write = u32::from(!self.is_read_only);
-        let can_discard = u32::from(self.has_discard) * can_write;
+        let can_discard = u32::from(self.limits.has_discard) * can_write;
         let mut bytes = [0; PARAMS_BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &(PARAMS_BYTES as u32).to_le_bytes());
         put(4, &BASIC_AND_DISCARD.to_le_bytes());
         put(8, &attributes.to_le_bytes());
-        // Logical and physical block, best and smallest unit of I/O.
-        put(12, &[shift; 4]);
+        // Logical and physical block, optimal and smallest efficient I/O.
+        put(12, &units.map(|bytes| bytes.ilog2() as u8));
         put(16, &(IO_BYTES_MAX / SECTOR as u32).to_le_bytes());
         put(24, &self.sectors.to_le_bytes());
-        put(44, &self.block_bytes.to_le_bytes());
+        put(44, &self.limits.discard_bytes.to_le_bytes());
         put(48, &(sectors_max * can_discard).to_le_bytes());
         put(52, &(sectors_max * can_write).to_le_bytes());
         put(56, &1_u16.to_le_bytes());
@@ -181,7 +181,7 @@ impl Params {
     }
 }
 
-/// The size in limits that the driver says, in sectors.
+/// Returns the size, in sectors, of the driver's parameters.
 pub fn sectors_of(params: &[u8; PARAMS_BYTES]) -> u64 {
     u64_at(params, 24)
 }
@@ -189,13 +189,13 @@ pub fn sectors_of(params: &[u8; PARAMS_BYTES]) -> u64 {
 /// A request, as the driver describes it (`ublksrv_io_desc`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Operation, and flags above it.
+    /// Operation in the low byte, flags above it.
     pub op_flags: u32,
-    /// Length.
+    /// Length in sectors.
     pub sectors: u32,
-    /// Beginning.
+    /// First sector.
     pub start_sector: u64,
-    /// Where its data is, if that is in memory that clients share.
+    /// Address of the data, if it is in memory that clients share.
     pub address: u64,
 }
 
@@ -208,36 +208,36 @@ impl fmt::Display for Description {
     }
 }
 
-/// Where a request's data is in memory that clients share.
+/// Address of a request's data in memory that clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InMemory {
-    /// Which memory: what the driver called it.
+    /// The driver's index of the memory.
     pub index: u16,
-    /// The first byte there.
+    /// Offset of the first byte.
     pub at: u32,
-    /// Bits that have no meaning yet, and must be zero.
+    /// Reserved bits: they must be zero.
     pub reserved: u16,
 }
 
-/// What a request asks for.
+/// The contents of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// What to do.
+    /// Operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
-    /// Bytes; none for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
-    /// Done only when durable.
+    /// Force unit access: the request ends only when its data is durable.
     pub fua: bool,
-    /// It is metadata of a file system.
+    /// Whether the data is file system metadata.
     pub is_metadata: bool,
-    /// Where its data is in the memory that clients share, if it is there.
+    /// Offset of the data in the memory that clients share, if it is there.
     pub shared_at: Option<u64>,
 }
 
 impl Description {
-    /// What it asks for, or the errno to answer with.
+    /// Decodes the request, or returns the errno to answer with.
     pub fn wish(&self) -> Result<Wish, Errno> {
         const METADATA: u32 = 1 << 11;
         const FUA: u32 = 1 << 13;
@@ -265,8 +265,8 @@ impl Description {
         Ok(Wish { op, offset, len, fua, is_metadata, shared_at: None })
     }
 
-    /// Where the data is, if the driver has found the request's pages in memory that is
-    /// shared.
+    /// Returns the address of the data, if the driver has found the request's pages in shared
+    /// memory.
     pub fn memory(&self) -> Option<InMemory> {
         const IN_MEMORY: u32 = 1 << 19;
         let [word, index, reserved] = [0, 32, 48].map(|shift| (self.address >> shift) as u32);
@@ -275,13 +275,13 @@ impl Description {
     }
 }
 
-/// Where the data of a request is in the device's file.
+/// Returns the offset of a request's data in the device's file.
 pub fn data_offset(queue: u16, tag: u16) -> u64 {
     const DATA_AT: u64 = 0x8000_0000;
     DATA_AT + (u64::from(queue) << 41 | u64::from(tag) << 25)
 }
 
-/// What a server notes in a device that it makes, to know it again: a hash of its own words.
+/// Returns the mark by which a server recognizes its devices: a hash of device name and home.
 pub fn mark_of(device: &str, home: &str) -> u64 {
     const MAGIC: u64 = 0x7564 << 48;
     // FNV-1a.
@@ -317,26 +317,32 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// What a C compiler makes of `linux/ublk_cmd.h` of Linux 7.3.
+    /// The bytes that a C compiler produces from `linux/ublk_cmd.h` of Linux 7.3.
     #[test]
     fn structures_are_those_of_the_kernels_header() {
         let features = feature::WANTED;
         let mut info = Info::new(7, 3, 128, features, 0x7564_0001_0203_0405);
         let said = "03008000020000000000100007000000ffffffff00000000d814000000000000\
                     0504030201006475000000000000000000000000000000000000000000000000";
-        // The state is the driver's to say.
+        // The driver sets the state.
         assert_eq!(hex(&info.bytes()), said.replacen("030080000200", "030080000000", 1));
         let byte = |at: usize| u8::from_str_radix(&said[2 * at..2 * at + 2], 16).unwrap();
         info.state = State::Quiesced;
         assert_eq!(Info::parse(&std::array::from_fn(byte)), info);
 
-        let params =
-            Params { block_bytes: 512, sectors: 16384, is_read_only: false, has_discard: true };
+        let limits = TargetLimits::new(512, true);
+        let params = Params { limits, sectors: 16384, is_read_only: false };
         let said = "3c000000030000000c0000000909090900080000000000000040000000000000\
                     00000000000000000000000000020000000001000000010001000000";
         assert_eq!((hex(&params.bytes()), sectors_of(&params.bytes())), (said.into(), 16384));
-        let params = Params { block_bytes: 4096, is_read_only: true, ..params };
-        let said = "3c00000003000000010000000c0c0c0c00080000000000000040000000000000\
+        let limits = TargetLimits {
+            physical_bytes: 8192,
+            minimum_bytes: 65536,
+            optimal_bytes: 1 << 20,
+            ..TargetLimits::new(4096, true)
+        };
+        let params = Params { limits, is_read_only: true, ..params };
+        let said = "3c00000003000000010000000c0d141000080000000000000040000000000000\
                     00000000000000000000000000100000000000000000000001000000";
         assert_eq!(hex(&params.bytes()), said);
         assert_eq!((data_offset(5, 77), data_offset(0, 0)), (0xA01_1A00_0000, 0x8000_0000));
@@ -352,9 +358,9 @@ mod tests {
         let expected = Wish { op, offset, len, fua: true, is_metadata: true, shared_at };
         assert_eq!(write, expected);
         assert_eq!(wish(0x800, 2048, 0).unwrap().len, 1 << 20);
-        // Flags of newer kernels are left alone.
+        // Flags of newer kernels are ignored.
         assert!(wish(0xFFFF_D003, 65536, 8).is_ok_and(|wish| wish.op == Op::Discard && !wish.fua));
-        assert_eq!(wish(2, 7, u64::MAX).unwrap().len, 0, "a flush has no place");
+        assert_eq!(wish(2, 7, u64::MAX).unwrap().len, 0, "a flush has neither start nor length");
         for (op, sectors, start) in [
             (0, 0, 0),
             (1, 2049, 0),
@@ -371,7 +377,7 @@ mod tests {
         }
     }
 
-    /// `UBLK_IO_F_SHMEM_ZC`, and what `ublk_shmem_zc_index` and `_offset` make of an address.
+    /// `UBLK_IO_F_SHMEM_ZC`; the address is decoded as in `ublk_shmem_zc_index` and `_offset`.
     #[test]
     fn data_is_in_memory_where_the_driver_says_so() {
         let said = |op_flags, address| {

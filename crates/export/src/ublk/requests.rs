@@ -1,40 +1,40 @@
-//! Who has each request of a queue: a pure state machine, one state for each tag.
+//! The requests of a queue: a pure state machine with one state for each tag.
 //!
-//! 1. A tag is with the kernel while a command for it is out. The end of the command is a request,
-//!    or the word that the driver wants no more of it.
-//! 2. A request is answered once: by the command that fetches the next one with its tag. What comes
-//!    back from the device for a request that was answered otherwise meanwhile is dropped.
+//! 1. The kernel owns a tag while a command for it is outstanding. The command completes with a
+//!    request, or with the driver's notice that it does not need the tag any more.
+//! 2. Each request is answered once, by the command that fetches the next request of its tag. If a
+//!    request was answered early (with an error), the later completion of its bio is dropped.
 
 use std::collections::VecDeque;
 
 use udm::bio::Op;
-use udm::device::{InFlight, LATE_SECONDS};
+use udm::device::{InFlight, SLOW_SECONDS};
 use udm::units::{Nanos, SECOND};
 
 use super::proto::Wish;
 
-/// Where a tag is.
+/// State of a tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// A command for it is out.
+    /// A command for the tag is outstanding.
     #[default]
     WithKernel,
-    /// A request, which is not begun.
+    /// A request that was not started yet.
     Waiting,
-    /// A request with the device.
+    /// A request that the device is working on.
     InFlight(Wish),
-    /// The driver has taken it back.
+    /// The driver has taken the tag back.
     Gone,
 }
 
 #[derive(Debug, Default)]
 struct Tag {
     phase: Phase,
-    /// Changes with each request, so that an answer never meets the next one.
+    /// Changes with each request, so that a late answer never matches the next request.
     stamp: u32,
-    /// When the request was first seen to be in flight.
+    /// Time of the first check that found the request in flight.
     seen: Option<Nanos>,
-    is_late: bool,
+    is_slow: bool,
 }
 
 /// The requests of a queue.
@@ -45,11 +45,11 @@ pub struct Requests {
     in_flight: usize,
     held_bytes: u64,
     gone: usize,
-    has_late: bool,
+    has_slow: bool,
 }
 
 impl Requests {
-    /// A queue with this many tags, for all of which a command goes out.
+    /// Creates a queue of `depth` tags; the caller issues a command for each.
     pub fn new(depth: u16) -> Requests {
         Requests {
             tags: (0..depth).map(|_| Tag::default()).collect(),
@@ -57,11 +57,11 @@ impl Requests {
             in_flight: 0,
             held_bytes: 0,
             gone: 0,
-            has_late: false,
+            has_slow: false,
         }
     }
 
-    /// The command for a tag has ended: with a request, or for good.
+    /// Records the completion of a tag's command: with a request, or for good.
     pub fn came(&mut self, tag: u16, has_request: bool) {
         let phase = &mut self.tags[usize::from(tag)].phase;
         assert_eq!(*phase, Phase::WithKernel, "one command is out for each tag");
@@ -74,31 +74,31 @@ impl Requests {
         }
     }
 
-    /// The oldest request that is not begun.
+    /// Returns the oldest request that was not started.
     pub fn next(&self) -> Option<u16> {
         self.waiting.front().copied()
     }
 
-    /// The oldest request goes to the device. Returns the token of its bio.
+    /// Starts the oldest request on the device. Returns the token of its bio.
     pub fn begin(&mut self, wish: Wish) -> u64 {
         let nth = self.waiting.pop_front().expect("a request waits");
         let tag = &mut self.tags[usize::from(nth)];
         tag.phase = Phase::InFlight(wish);
         tag.stamp = tag.stamp.wrapping_add(1);
-        (tag.seen, tag.is_late) = (None, false);
+        (tag.seen, tag.is_slow) = (None, false);
         self.in_flight += 1;
         self.held_bytes += held_bytes(&wish);
         u64::from(tag.stamp) << 32 | u64::from(nth)
     }
 
-    /// The oldest request is answered without a bio. A command goes out for its tag.
+    /// Answers the oldest request without a bio. The caller issues a command for its tag.
     pub fn answer_at_once(&mut self) {
         let tag = self.waiting.pop_front().expect("a request waits");
         self.tags[usize::from(tag)].phase = Phase::WithKernel;
     }
 
-    /// A bio has come back. Returns its request, for which a command goes out, unless that was
-    /// answered already.
+    /// Records the completion of a bio. Returns its request, for which the caller issues a command;
+    /// `None` if the request was already answered.
     pub fn end(&mut self, token: u64) -> Option<(u16, Wish)> {
         let nth = token as u16;
         let tag = &mut self.tags[usize::from(nth)];
@@ -112,8 +112,8 @@ impl Requests {
         Some((nth, wish))
     }
 
-    /// All requests that are here are answered, whatever becomes of their bios: a command goes out
-    /// for each.
+    /// Answers all requests without waiting for their bios; the caller issues a command for each
+    /// tag.
     pub fn abandon(&mut self) -> Vec<u16> {
         self.waiting.clear();
         (self.in_flight, self.held_bytes) = (0, 0);
@@ -127,17 +127,17 @@ impl Requests {
         tags
     }
 
-    /// Requests with the device.
+    /// Number of requests that the device is working on.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Requests that are here.
+    /// Number of unanswered requests.
     pub fn here(&self) -> usize {
         self.in_flight + self.waiting.len()
     }
 
-    /// Bytes of the data of those with the device.
+    /// Data bytes of the requests that the device is working on.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
@@ -147,28 +147,28 @@ impl Requests {
         self.gone == self.tags.len()
     }
 
-    /// Whether there is any reason to look for late requests.
-    pub fn may_be_late(&self) -> bool {
-        self.in_flight > 0 || self.has_late
+    /// Whether a check for slow requests is useful.
+    pub fn may_be_slow(&self) -> bool {
+        self.in_flight > 0 || self.has_slow
     }
 
-    /// Late requests, if there are some or were at the last look.
-    pub fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
-        let mut late = Vec::new();
+    /// Returns the slow requests; `None` if there are none now and were none at the last check.
+    pub fn slow(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        let mut slow = Vec::new();
         for (token, tag) in (0..).zip(&mut self.tags) {
             let Phase::InFlight(Wish { op, offset, len, .. }) = tag.phase else { continue };
             let age = now - *tag.seen.get_or_insert(now);
-            if age >= LATE_SECONDS * SECOND {
-                let is_new = !std::mem::replace(&mut tag.is_late, true);
-                late.push(InFlight { token, op, offset, len, age, is_new });
+            if age >= SLOW_SECONDS * SECOND {
+                let is_new = !std::mem::replace(&mut tag.is_slow, true);
+                slow.push(InFlight { token, op, offset, len, age, is_new });
             }
         }
-        let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
-        (had_late || self.has_late).then_some(late)
+        let had_slow = std::mem::replace(&mut self.has_slow, !slow.is_empty());
+        (had_slow || self.has_slow).then_some(slow)
     }
 }
 
-/// Bytes of memory that a request needs.
+/// Returns the bytes of memory that a request needs.
 pub fn held_bytes(wish: &Wish) -> u64 {
     if matches!(wish.op, Op::Read | Op::Write) { wish.len } else { 0 }
 }
@@ -182,19 +182,19 @@ mod tests {
 
     const DEPTH: u16 = 5;
 
-    /// A driver of the kernel: what clients have asked for, and where it is.
+    /// A simulated kernel driver: requests of clients and their state.
     struct Driver {
-        /// For each tag: the request there, if there is one, and whether its server knows of it.
+        /// For each tag its request, if any, and whether the server knows the request.
         tags: Vec<Option<(u32, bool)>>,
         answers: Vec<u32>,
         is_stopping: bool,
     }
 
     /// The driver, the server's requests, and the device under them.
-    struct Scene {
+    struct Fixture {
         driver: Driver,
         server: Requests,
-        /// Tokens of bios that have not come back, with the requests that they are for.
+        /// Tokens of bios in flight, each with its request.
         bios: Vec<(u64, u32)>,
     }
 
@@ -204,14 +204,14 @@ mod tests {
         Wish { op: Op::Write, offset, len, fua: false, is_metadata: false, shared_at }
     }
 
-    impl Scene {
-        fn new() -> Scene {
+    impl Fixture {
+        fn new() -> Fixture {
             let tags = vec![None; DEPTH.into()];
             let driver = Driver { tags, answers: Vec::new(), is_stopping: false };
-            Scene { driver, server: Requests::new(DEPTH), bios: Vec::new() }
+            Fixture { driver, server: Requests::new(DEPTH), bios: Vec::new() }
         }
 
-        /// A client asks for something, if there is a tag for it.
+        /// A client issues a request, if a tag is free.
         fn ask(&mut self) {
             let driver = &mut self.driver;
             let free = driver.tags.iter().position(Option::is_none);
@@ -223,7 +223,7 @@ mod tests {
             }
         }
 
-        /// A command with an answer comes to the driver.
+        /// The driver receives a command with an answer.
         fn answered(&mut self, tag: u16) {
             let (number, is_known) = self.driver.tags[usize::from(tag)].take().unwrap();
             assert!(is_known, "the server has answered what it was never given");
@@ -267,7 +267,7 @@ mod tests {
             assert_eq!((self.server.here(), self.server.held_bytes()), (0, 0));
         }
 
-        /// The server dies. The next one fetches, and is given again what was not answered.
+        /// The server dies. The driver gives unanswered requests to the next server again.
         fn kill(&mut self) {
             self.server = Requests::new(DEPTH);
             self.bios.clear();
@@ -280,7 +280,7 @@ mod tests {
             }
         }
 
-        /// The driver wants no more: it takes idle tags back, the others when they are answered.
+        /// The driver shuts down: it takes back idle tags now, busy tags once they are answered.
         fn stop(&mut self) {
             if !std::mem::replace(&mut self.driver.is_stopping, true) {
                 for (tag, request) in (0..).zip(&self.driver.tags) {
@@ -297,30 +297,30 @@ mod tests {
         fn each_request_is_answered_once(
             steps in prop::collection::vec((0..40_u8, 0..8_usize), 0..300),
         ) {
-            let mut scene = Scene::new();
+            let mut fixture = Fixture::new();
             for (step, nth) in steps {
                 match step {
-                    0..12 => scene.ask(),
-                    12..24 => scene.begin(),
-                    24..35 => scene.end(nth),
-                    35 => scene.answer_at_once(),
-                    36 | 37 => scene.kill(),
-                    38 => scene.abandon(),
-                    _ if nth == 0 => scene.stop(),
+                    0..12 => fixture.ask(),
+                    12..24 => fixture.begin(),
+                    24..35 => fixture.end(nth),
+                    35 => fixture.answer_at_once(),
+                    36 | 37 => fixture.kill(),
+                    38 => fixture.abandon(),
+                    _ if nth == 0 => fixture.stop(),
                     _ => {}
                 }
-                let here = scene.driver.tags.iter().flatten().count();
-                prop_assert_eq!(scene.server.here(), here);
+                let here = fixture.driver.tags.iter().flatten().count();
+                prop_assert_eq!(fixture.server.here(), here);
             }
-            scene.stop();
-            while scene.server.next().is_some() {
-                scene.begin();
+            fixture.stop();
+            while fixture.server.next().is_some() {
+                fixture.begin();
             }
-            while !scene.bios.is_empty() {
-                scene.end(0);
+            while !fixture.bios.is_empty() {
+                fixture.end(0);
             }
-            prop_assert!(scene.server.is_over());
-            prop_assert!(scene.driver.answers.iter().all(|count| *count == 1));
+            prop_assert!(fixture.server.is_over());
+            prop_assert!(fixture.driver.answers.iter().all(|count| *count == 1));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Which disk a door of ublk is, as users write it: `ublk:` for the next free number, `ublk:N` for
-//! `/dev/ublkbN`, and `?queues=`, `?depth=` for how many requests it takes at a time, `?shared=`
-//! for the memory that its clients share with it.
+//! The address of a ublk export, as users write it: `ublk:` for the next free number, `ublk:N` for
+//! `/dev/ublkbN`. `?queues=` and `?depth=` set the number of requests in flight, `?shared=` names
+//! the memory that clients share with the server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,23 +11,23 @@ use udm::error::{Error, Kind, Result};
 use super::{DEPTH_MAX, QUEUES_MAX};
 use crate::options::Options;
 
-/// What such a URI begins with.
+/// The scheme of these URIs.
 pub const SCHEME: &str = "ublk:";
-/// The highest number, which is the kernel's own.
+/// The kernel's highest device number.
 const NUMBER_MAX: u32 = (1 << 20) - 1;
-/// Requests of a queue, unless it is said.
+/// Default requests per queue.
 const DEPTH: u16 = 128;
 
 /// A disk of the kernel's ublk driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Its number, or the next that is free.
+    /// Its number; `None` for the next free one.
     pub number: Option<u32>,
-    /// How many queues it has; without it, one for each processor and four at most.
+    /// Number of queues; default: one for each processor, at most four.
     pub queues: Option<u16>,
-    /// Requests that a queue takes at a time.
+    /// Maximum requests of a queue in flight.
     pub depth: u16,
-    /// The absolute path of a file in memory that clients have their data in.
+    /// Absolute path of the memory file in which clients keep their data.
     pub shared: Option<PathBuf>,
 }
 
@@ -76,7 +76,7 @@ fn file(path: &str) -> std::result::Result<PathBuf, String> {
 fn at_most(digits: &str, min: u32, max: u32) -> std::result::Result<u32, String> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
     let number = digits.parse().ok().filter(|_| is_plain);
-    let is_wrong = || format!("has {digits:?}: no number from {min} to {max}");
+    let is_wrong = || format!("has {digits:?}, which is not a number from {min} to {max}");
     number.filter(|number| (min..=max).contains(number)).ok_or_else(is_wrong)
 }
 
@@ -112,12 +112,12 @@ mod tests {
         assert_eq!((uri.to_string(), uri.disk()), ("ublk:3".into(), Some("/dev/ublkb3".into())));
         for (text, word) in [
             ("ublk", "is not ublk:"),
-            ("ublk:x", "no number from 0 to 1048575"),
-            ("ublk:+1", "no number"),
-            ("ublk:-1", "no number"),
-            ("ublk:1048576", "no number"),
-            ("ublk:0?depth=0", "has \"0\": no number from 1 to 1024 for depth="),
-            ("ublk:0?queues=17", "no number from 1 to 16"),
+            ("ublk:x", "which is not a number from 0 to 1048575"),
+            ("ublk:+1", "which is not a number from"),
+            ("ublk:-1", "which is not a number from"),
+            ("ublk:1048576", "which is not a number from"),
+            ("ublk:0?depth=0", "has \"0\", which is not a number from 1 to 1024 for depth="),
+            ("ublk:0?queues=17", "which is not a number from 1 to 16"),
             ("ublk:0?queues=1&queues=2", "twice"),
             ("ublk:0?shared=/a&shared=/b", "has \"shared\" twice"),
             ("ublk:0?shared=", "not the absolute path of a file"),

@@ -1,9 +1,9 @@
-//! Who uses a disk on this host: mounts, swaps, and devices made of it, as far as this process sees
-//! them. Asking leaves the disk alone: opening it, even for a moment, could make a mount fail.
+//! Counts the users of a disk on this host: mounts, swaps, and stacked devices that this process
+//! can see. It does not open the disk: even a brief open could make a mount fail.
 
 use std::fs::{read_dir, read_to_string};
 
-/// How many mounts, swaps and devices there are on `/dev/{name}` and its partitions.
+/// Returns the number of mounts, swaps and devices on `/dev/{name}` and its partitions.
 pub fn count(name: &str) -> u64 {
     let entries = |path: &str| read_dir(path).into_iter().flatten().flatten();
     let folder = format!("/sys/block/{name}");
@@ -21,15 +21,15 @@ pub fn count(name: &str) -> u64 {
     (holders.sum::<usize>() + of_mounts(&mounts, name, &numbers) + of_swaps(&swaps, name)) as u64
 }
 
-/// Whether `place` is the disk's file or that of a partition.
+/// Whether `place` is the disk's file or a partition's.
 fn is_of(place: &str, name: &str) -> bool {
     let rest = place.strip_prefix("/dev/").and_then(|place| place.strip_prefix(name));
     let is_partition = |rest: &str| rest.strip_prefix('p').is_some_and(|part| !part.is_empty());
     rest.is_some_and(|rest| rest.is_empty() || is_partition(rest))
 }
 
-/// Mounts by the disk's number, or by its name: file systems over several disks have numbers of
-/// their own.
+/// Counts mounts by the disk's number or by its name: file systems over several disks have numbers
+/// of their own.
 fn of_mounts(text: &str, name: &str, numbers: &[String]) -> usize {
     let is_it = |line: &&str| {
         let number = line.split(' ').nth(2).unwrap_or_default();

@@ -1,14 +1,14 @@
 //! The role of a thread that serves one queue of a disk.
 //!
-//! 1. For each tag a command is out, or its request is here. What can be done now is done in one
-//!    turn: requests that came are begun, finished bios are answered, and all answers go to the
-//!    kernel with the call in which the thread then waits.
-//! 2. Data is copied by this thread, between the pages of the request and a bio's buffer, through
-//!    the device's file: the only memory that the kernel uses is handed to it in a call. A read
-//!    that hits needs no buffer, where the driver copies from any memory of ours. Data in memory
-//!    that the client shares needs no call: it is copied there, once if that is all to do.
-//! 3. A queue ends when the driver has taken all tags back. One that is to stop answers what is
-//!    here in bounded time, so that the driver comes to that.
+//! 1. For each tag, either a command is outstanding or the server holds its request. One turn does
+//!    all available work: it starts new requests and answers finished bios. All answers go to the
+//!    kernel in the system call in which the thread then waits.
+//! 2. This thread copies data between the pages of the request and a bio's buffer, through the
+//!    device's file. The kernel accesses only memory that a call hands to it. Where the driver may
+//!    copy from any memory of the process, a read hit needs no buffer. Data in memory that the
+//!    client shares needs no call: the thread copies it there, only once if the request allows it.
+//! 3. A queue ends when the driver has taken back all tags. A stopping queue answers its requests
+//!    in bounded time, so that the driver can take their tags back.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
 use udm::device::Driver;
 use udm::error::{Error, Result};
-use udm::foreign::Shown;
-use udm::pmem::sink::FilePart;
+use udm::pmem::client_memory::Shown;
+use udm::pmem::copy_target::FilePart;
 use udm::queue::{Core, Role, Turn, now};
 use udm::ring::{Command, Event};
 use udm::sync::Arc;
@@ -32,19 +32,28 @@ use super::proto::{DEPTH_MAX_OF_KERNEL, DESCRIPTION_BYTES, Description, Wish, da
 use super::requests::{Requests, held_bytes};
 use crate::budget::{BUDGET, Share};
 
-/// Bytes of a queue's requests in flight; one request may be more.
+/// Maximum bytes of a queue's requests in flight; a single request may exceed it.
 pub const HELD_BYTES_MAX: u64 = 16 << 20;
-/// How long a queue that is to stop waits for requests.
+/// Maximum time that a stopping queue waits for requests.
 const STOP_SECONDS_MAX: u64 = 20;
-/// The same, if all of them wait for room or for resume.
+/// The same, if all requests wait for free space or for resume.
 const PARKED_SECONDS_MAX: u64 = 2;
-/// Time between two checks for late requests, while any is in flight.
+/// Time between two checks for slow requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
-/// Time between two tries to get memory that other clients hold.
+/// Time between two attempts to get memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 100;
 
-/// The answer to a request that failed.
+/// The answer to a failed request.
 const FAILED: i32 = -Errno::IO.raw_os_error();
+
+/// Whether a request was started or answered.
+enum Begun {
+    Yes,
+    /// It waits for memory of this queue's other requests.
+    AfterAnother,
+    /// It waits for memory that other clients hold.
+    Starved,
+}
 
 /// One queue.
 pub struct Worker {
@@ -57,13 +66,36 @@ pub struct Worker {
     shared: Arc<Shared>,
     look_at: Option<Nanos>,
     stopping_since: Option<Nanos>,
-    /// Why the driver has refused a command.
+    /// The driver's error, if it refused a command.
     failure: Option<std::io::Error>,
 }
 
 impl Worker {
-    /// Fetches requests of `queue` from now on. Call it on the thread that goes on with that.
+    /// Starts fetching requests of `queue`. Call this on the thread that serves the queue.
     pub fn start(
+        core: &mut Core<u16>,
+        shared: Arc<Shared>,
+        file: Arc<OwnedFd>,
+        queue: u16,
+        depth: u16,
+    ) -> Result<Worker> {
+        let mut worker = Worker::new(core, shared, file, queue, depth)?;
+        for tag in 0..depth {
+            let fetch = Command::ublk_fetch(queue, tag);
+            core.submissions().command(&worker.file, fetch, Buffer::empty(), tag);
+        }
+        core.ring_mut().submit_and_wait(Some(Duration::ZERO));
+        while let Some(event) = core.submissions().pop_event() {
+            worker.event(event, core);
+        }
+        match worker.failure.take() {
+            None => Ok(worker),
+            Some(source) => Err(Error::from_io("fetching requests of", "a ublk queue", source)),
+        }
+    }
+
+    /// A queue without requests, which fetches none.
+    fn new(
         core: &mut Core<u16>,
         shared: Arc<Shared>,
         file: Arc<OwnedFd>,
@@ -76,7 +108,7 @@ impl Worker {
         let descriptions = Shown::map(&file, at, usize::from(depth) * DESCRIPTION_BYTES)?;
         let mut driver = core.driver(&shared.device)?;
         driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
-        let mut worker = Worker {
+        Ok(Worker {
             driver,
             file,
             descriptions,
@@ -87,19 +119,7 @@ impl Worker {
             look_at: None,
             stopping_since: None,
             failure: None,
-        };
-        for tag in 0..depth {
-            let fetch = Command::ublk_fetch(queue, tag);
-            core.desk().command(&worker.file, fetch, Buffer::empty(), tag);
-        }
-        core.ring_mut().submit_and_wait(Some(Duration::ZERO));
-        while let Some(event) = core.desk().pop_event() {
-            worker.event(event, core);
-        }
-        match worker.failure.take() {
-            None => Ok(worker),
-            Some(source) => Err(Error::from_io("fetching requests of", "a ublk queue", source)),
-        }
+        })
     }
 
     fn describe(&self, tag: u16) -> Description {
@@ -112,58 +132,64 @@ impl Worker {
         }
     }
 
-    /// Begins requests as long as there are some, and memory for them. Returns whether it has to
-    /// try again soon.
+    /// Starts requests while there are any and memory for them. Returns whether to try again soon.
     fn begin_all(&mut self, core: &mut Core<u16>) -> bool {
         while let Some(tag) = self.requests.next() {
-            let description = self.describe(tag);
-            let wish = match self.wish(&description) {
-                Ok(wish) => wish,
-                Err(errno) => {
-                    self.shared.counts.was_wrong(&description);
-                    self.requests.answer_at_once();
-                    self.answer(core, tag, -errno.raw_os_error());
-                    continue;
-                }
-            };
-            if self.copy_in_place(tag, &wish) {
-                self.requests.answer_at_once();
-                self.answer(core, tag, wish.len as i32);
-                continue;
+            match self.begin(core, tag, &self.describe(tag)) {
+                Begun::Yes => {}
+                Begun::AfterAnother => return false,
+                Begun::Starved => return true,
             }
-            let held = self.requests.held_bytes() + held_bytes(&wish);
-            if self.requests.in_flight() > 0 && held > HELD_BYTES_MAX {
-                return false;
-            }
-            if !self.share.grow(held as usize) {
-                return true;
-            }
-            let Some(mut buffer) = self.driver.pool().try_take(held_bytes(&wish) as usize) else {
-                self.requests.answer_at_once();
-                self.answer(core, tag, FAILED);
-                continue;
-            };
-            if wish.op == Op::Write && !self.copy_in(tag, &wish, &mut buffer) {
-                self.requests.answer_at_once();
-                self.answer(core, tag, FAILED);
-                continue;
-            }
-            let token = self.requests.begin(wish);
-            let mut bio = match wish.op {
-                Op::Read => Bio::read(wish.offset, buffer, token),
-                Op::Write => Bio::write(wish.offset, buffer, wish.fua, token),
-                Op::Flush => Bio::flush(token),
-                Op::Discard | Op::WriteZeroes => {
-                    Bio::bare(wish.op, wish.offset, wish.len, wish.fua, token)
-                }
-            };
-            bio.is_metadata = wish.is_metadata;
-            self.driver.bios.push_back(bio);
         }
         false
     }
 
-    /// What a request asks for, and where its data is.
+    /// Starts or answers the oldest request, which has this description.
+    fn begin(&mut self, core: &mut Core<u16>, tag: u16, description: &Description) -> Begun {
+        let wish = match self.wish(description) {
+            Ok(wish) => wish,
+            Err(errno) => {
+                self.shared.counts.was_wrong(description);
+                return self.answer_at_once(core, tag, -errno.raw_os_error());
+            }
+        };
+        if self.copy_in_place(tag, &wish) {
+            return self.answer_at_once(core, tag, wish.len as i32);
+        }
+        let held = self.requests.held_bytes() + held_bytes(&wish);
+        if self.requests.in_flight() > 0 && held > HELD_BYTES_MAX {
+            return Begun::AfterAnother;
+        }
+        if !self.share.grow(held as usize) {
+            return Begun::Starved;
+        }
+        let Some(mut buffer) = self.driver.pool().try_take(held_bytes(&wish) as usize) else {
+            return self.answer_at_once(core, tag, FAILED);
+        };
+        if wish.op == Op::Write && !self.copy_in(tag, &wish, &mut buffer) {
+            return self.answer_at_once(core, tag, FAILED);
+        }
+        let token = self.requests.begin(wish);
+        let mut bio = match wish.op {
+            Op::Read => Bio::read(wish.offset, buffer, token),
+            Op::Write => Bio::write(wish.offset, buffer, wish.fua, token),
+            Op::Flush => Bio::flush(token),
+            Op::Discard | Op::WriteZeroes => {
+                Bio::bare(wish.op, wish.offset, wish.len, wish.fua, token)
+            }
+        };
+        bio.is_metadata = wish.is_metadata;
+        self.driver.bios.push_back(bio);
+        Begun::Yes
+    }
+
+    fn answer_at_once(&mut self, core: &mut Core<u16>, tag: u16, result: i32) -> Begun {
+        self.requests.answer_at_once();
+        self.answer(core, tag, result);
+        Begun::Yes
+    }
+
+    /// Decodes a request, and locates its data.
     fn wish(&self, description: &Description) -> std::result::Result<Wish, Errno> {
         let mut wish = description.wish()?;
         let has_data = matches!(wish.op, Op::Read | Op::Write);
@@ -175,8 +201,8 @@ impl Worker {
         Ok(wish)
     }
 
-    /// Copies a request's data once, if that is all there is to do. False: it takes a bio, which
-    /// does all of it again.
+    /// Copies a request's data once, if the copy completes the request. Returns false if it needs a
+    /// bio, which transfers all the data again.
     fn copy_in_place(&mut self, tag: u16, wish: &Wish) -> bool {
         let (Some(at), Some(known)) = (wish.shared_at, self.shared.memory.get()) else {
             return self.read_in_place(tag, wish);
@@ -196,8 +222,8 @@ impl Worker {
         is_copied
     }
 
-    /// Lets the driver copy a read's data from where the device has it, if it is at hand. False: it
-    /// takes a bio, which gives all of it again.
+    /// Lets the driver copy cached data of a read straight from the device's memory. Returns false
+    /// if the read needs a bio, which transfers all the data again.
     fn read_in_place(&mut self, tag: u16, wish: &Wish) -> bool {
         if wish.op != Op::Read || !self.shared.copies_by_address {
             return false;
@@ -210,7 +236,7 @@ impl Worker {
         is_read
     }
 
-    /// Takes the data of a write. False if it is not there.
+    /// Copies the data of a write from its client. Returns false if that fails.
     fn copy_in(&self, tag: u16, wish: &Wish, buffer: &mut Buffer) -> bool {
         if let (Some(at), Some(known)) = (wish.shared_at, self.shared.memory.get())
             && known.load(at, buffer.as_mut_slice())
@@ -229,7 +255,7 @@ impl Worker {
         true
     }
 
-    /// Carries out what can be carried out, and answers what comes back.
+    /// Runs the device's work, and answers finished bios.
     fn pump(&mut self, core: &mut Core<u16>) -> bool {
         let (requests, file, queue) = (&mut self.requests, &*self.file, self.queue);
         let (memory, counts) = (self.shared.memory.get(), &self.shared.counts);
@@ -262,12 +288,12 @@ impl Worker {
     fn answer(&self, core: &mut Core<u16>, tag: u16, result: i32) {
         self.shared.counts.was_answered(result);
         let answer = Command::ublk_answer(self.queue, tag, result);
-        core.desk().command(&self.file, answer, Buffer::empty(), tag);
+        core.submissions().command(&self.file, answer, Buffer::empty(), tag);
     }
 
-    /// When to look for late requests, after having looked if it is time.
-    fn look_for_late(&mut self, core: &Core<u16>) -> Option<Nanos> {
-        if !self.requests.may_be_late() {
+    /// Checks for slow requests if it is time, and returns the time of the next check.
+    fn look_for_slow(&mut self, core: &Core<u16>) -> Option<Nanos> {
+        if !self.requests.may_be_slow() {
             self.look_at = None;
             return None;
         }
@@ -275,15 +301,15 @@ impl Worker {
         let look_at = *self.look_at.get_or_insert(now + LOOK_NS);
         if now >= look_at || self.requests.in_flight() == 0 {
             self.look_at = Some(now + LOOK_NS);
-            if let Some(late) = self.requests.late(now) {
-                self.driver.tell_late(&late, core.ring());
+            if let Some(slow) = self.requests.slow(now) {
+                self.driver.report_slow(&slow, core.ring());
             }
         }
         self.look_at
     }
 
-    /// A queue that is to stop: until when it waits for what is here. What is late then is answered
-    /// with an error.
+    /// Returns the time until which a stopping queue waits for its requests. After it, they are
+    /// answered with an error.
     fn stop_deadline(&mut self, core: &mut Core<u16>) -> Option<Nanos> {
         let since = *self.stopping_since.get_or_insert_with(now);
         if self.requests.here() == 0 {
@@ -302,7 +328,7 @@ impl Worker {
     }
 }
 
-/// Gives the data of a read in memory that the client shares. False if it is not there.
+/// Stores the data of a read into memory that the client shares. Returns false if that fails.
 fn store_shared(memory: Option<&Known>, counts: &Counts, wish: &Wish, buffer: &Buffer) -> bool {
     let (Some(at), Some(known)) = (wish.shared_at, memory) else { return false };
     let is_stored = known.store(at, buffer.as_slice());
@@ -312,7 +338,7 @@ fn store_shared(memory: Option<&Known>, counts: &Counts, wish: &Wish, buffer: &B
     is_stored
 }
 
-/// Gives the data of a read. False if nobody takes it.
+/// Copies the data of a read to its client. Returns false if the driver refuses it.
 fn copy_out(file: &OwnedFd, queue: u16, tag: u16, buffer: &Buffer) -> bool {
     let (mut at, bytes) = (0, buffer.as_slice());
     while at < bytes.len() {
@@ -343,7 +369,7 @@ impl Role for Worker {
         self.pump(core);
         let is_starved = self.begin_all(core);
         let has_progress = self.pump(core);
-        let mut deadline = self.look_for_late(core);
+        let mut deadline = self.look_for_slow(core);
         if is_stopping {
             let stop = self.stop_deadline(core);
             deadline = deadline.into_iter().chain(stop).min();
@@ -354,15 +380,19 @@ impl Role for Worker {
         if is_starved {
             deadline = Some(now() + STARVED_LOOK_NS);
         } else if has_progress && self.requests.next().is_some() {
-            // Room for them has come in this turn.
+            // This turn has freed memory for them.
             return Turn::Again;
         }
         Turn::Idle(deadline)
     }
 
     fn leave(self, core: &mut Core<u16>) {
-        self.driver.tell_late(&[], core.ring());
+        self.driver.report_slow(&[], core.ring());
         core.leave(self.driver);
         self.shared.counts.queue_has_ended(self.failure.as_ref());
     }
 }
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -1,31 +1,30 @@
-//! Descriptors, and the memory of a request: what split and packed rings have in common.
+//! Descriptors, and the memory of a request: the common part of split and packed rings.
 //!
-//! A descriptor is copied, then checked, then used; a table of descriptors that another one leads
-//! to is copied whole.
+//! A descriptor is copied, then checked, then used. An indirect table is copied whole.
 
 use super::memory::Memory;
 use super::proto::{RingAddresses, Violation, feature, wrong};
 
-/// Most entries of a ring.
+/// Maximum entries of a ring.
 pub const ENTRIES_MAX: u16 = 1024;
-/// Most descriptors of a request, whichever tables they are in.
+/// Maximum descriptors of a request, in the ring and in tables together.
 pub const CHAIN_MAX: usize = 1024;
 
-/// Bytes of a descriptor, in a ring and in a table.
+/// Size in bytes of a descriptor, in a ring and in a table.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
 /// Flags of a descriptor.
 pub(super) const HAS_NEXT: u16 = 1;
 pub(super) const IS_WRITABLE: u16 = 2;
 pub(super) const IS_INDIRECT: u16 = 4;
 
-/// What a ring is made of.
+/// The parameters of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Entries, at most [`ENTRIES_MAX`].
     pub entries: u16,
-    /// Where its parts are.
+    /// Addresses of its parts.
     pub addresses: RingAddresses,
-    /// What was negotiated.
+    /// Negotiated features.
     pub features: u64,
 }
 
@@ -40,20 +39,20 @@ impl Shape {
 pub struct Piece {
     /// The guest's address.
     pub guest: u64,
-    /// Bytes, at least one.
+    /// Length in bytes, at least one.
     pub len: u32,
 }
 
-/// The memory of a request: what the device reads, then what it writes.
+/// The memory of a request: the part that the device reads, then the part that it writes.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// What the device reads.
+    /// Memory that the device reads.
     pub readable: Vec<Piece>,
-    /// What it writes.
+    /// Memory that the device writes.
     pub writable: Vec<Piece>,
 }
 
-/// Bytes of all pieces.
+/// Sum of the pieces' lengths.
 pub fn bytes_of(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
@@ -64,7 +63,7 @@ impl Chain {
         self.writable.clear();
     }
 
-    /// Adds a descriptor that leads to memory.
+    /// Adds a descriptor of memory.
     pub(super) fn add(
         &mut self,
         piece: Piece,
@@ -93,8 +92,8 @@ impl Chain {
     }
 }
 
-/// Copies the table of descriptors that a descriptor with these `flags` leads to. Returns how many
-/// it has.
+/// Copies the indirect table at `at`, whose descriptor has these `flags`. Returns its number of
+/// descriptors.
 pub(super) fn load_table(
     at: Piece,
     flags: u16,
@@ -104,7 +103,7 @@ pub(super) fn load_table(
 ) -> Result<usize, Violation> {
     let bytes = at.len as usize;
     if !shape.has(feature::INDIRECT) || flags & HAS_NEXT != 0 {
-        return wrong("a table of descriptors where none may be");
+        return wrong("an unexpected table of descriptors");
     }
     let entries = bytes / DESCRIPTOR_BYTES;
     if entries == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) || entries > CHAIN_MAX {

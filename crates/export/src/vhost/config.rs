@@ -1,51 +1,48 @@
-//! The configuration of a virtio-blk device, as drivers read it: what the device is able to do, and
-//! its limits.
+//! The configuration of a virtio-blk device, as drivers read it: features and limits.
 
 use udm::device::Device;
 use udm::units::{BIO_BYTES_MAX, KIB, SECTOR};
 
 use super::proto::{Violation, feature, u32_at, wrong};
 
-/// Most bytes of a configuration that a client may ask for.
+/// Maximum bytes of a configuration that a client may ask for.
 pub const BYTES_MAX: usize = 256;
-/// Bytes before the configuration in a message: place, length, flags.
+/// Bytes before the configuration in a message: offset, length, flags.
 pub const HEAD_BYTES: usize = 12;
-/// Most rings of a client.
+/// Maximum rings of a client.
 pub const QUEUES_MAX: usize = 16;
-/// Most pieces of a request's data, and most bytes of each: together no more than a request may
-/// have.
+/// Maximum pieces of a request's data, and maximum bytes of each: together at most the maximum
+/// request.
 const PIECES_MAX: u32 = 126;
 const PIECE_BYTES_MAX: u32 = (256 * KIB) as u32;
 const _: () = assert!(PIECES_MAX as u64 * PIECE_BYTES_MAX as u64 <= BIO_BYTES_MAX);
 
-/// Bits of the device's features.
+/// Feature bits of the device.
 pub mod blk {
-    /// `size_max` counts.
+    /// `size_max` is valid.
     pub const SIZE_MAX: u64 = 1 << 1;
-    /// `seg_max` counts.
+    /// `seg_max` is valid.
     pub const SEG_MAX: u64 = 1 << 2;
     /// Writes are refused.
     pub const READ_ONLY: u64 = 1 << 5;
-    /// `blk_size` counts.
+    /// `blk_size` is valid.
     pub const BLOCK_BYTES: u64 = 1 << 6;
     /// Writes are durable after a flush.
     pub const FLUSH: u64 = 1 << 9;
-    /// The topology counts.
+    /// The topology is valid.
     pub const TOPOLOGY: u64 = 1 << 10;
-    /// The driver chooses between write-back and write-through.
-    pub const WRITE_BACK: u64 = 1 << 11;
     /// Several rings.
     pub const MQ: u64 = 1 << 12;
-    /// Discards are taken.
+    /// Discards are supported.
     pub const DISCARD: u64 = 1 << 13;
-    /// Zeroes are taken.
+    /// Write-zeroes requests are supported.
     pub const WRITE_ZEROES: u64 = 1 << 14;
 }
 
-/// Where the driver's choice between write-back (1) and write-through (0) is.
-const WRITE_BACK_AT: usize = 32;
-
-/// What `device` is able to do, and what its rings are.
+/// The features of `device` and of its rings.
+///
+/// `VIRTIO_BLK_F_CONFIG_WCE` is not offered: with it, a driver that has chosen write-through sends
+/// no flushes, and never repeats its choice to the next server, which would not know it.
 pub fn features(device: &Device) -> u64 {
     let always = feature::VERSION_1
         | feature::PROTOCOL
@@ -61,28 +58,30 @@ pub fn features(device: &Device) -> u64 {
         return always | blk::READ_ONLY;
     }
     let discard = if device.limits().has_discard { blk::DISCARD } else { 0 };
-    always | blk::FLUSH | blk::WRITE_BACK | blk::WRITE_ZEROES | discard
+    always | blk::FLUSH | blk::WRITE_ZEROES | discard
 }
 
-/// The configuration; the driver wants write-back or not.
-pub fn space(device: &Device, is_write_back: bool) -> [u8; BYTES_MAX] {
+/// Encodes the configuration.
+pub fn space(device: &Device) -> [u8; BYTES_MAX] {
     let limits = device.limits();
-    let blocks = limits.block_bytes / SECTOR as u32;
     let sectors_max = (BIO_BYTES_MAX / SECTOR) as u32;
     let mut space = Space([0; BYTES_MAX]);
     space.put(0, &(device.size_bytes() / SECTOR).to_le_bytes());
     space.put(8, &PIECE_BYTES_MAX.to_le_bytes());
     space.put(12, &PIECES_MAX.to_le_bytes());
     space.put(20, &limits.block_bytes.to_le_bytes());
-    // Topology: a physical block is a logical one; so is the best unit of I/O.
-    space.put(26, &1_u16.to_le_bytes());
-    space.put(WRITE_BACK_AT, &[u8::from(is_write_back)]);
+    // Topology: the physical block as a power of two; the smallest efficient and the optimal I/O.
+    space.put(24, &[limits.physical_bytes.ilog2() as u8 - limits.block_bytes.ilog2() as u8]);
+    space.put(26, &((limits.minimum_bytes / limits.block_bytes) as u16).to_le_bytes());
+    space.put(28, &(limits.optimal_bytes / limits.block_bytes).to_le_bytes());
+    // Writes are durable after a flush.
+    space.put(32, &[1]);
     space.put(34, &(QUEUES_MAX as u16).to_le_bytes());
     // Discards: sectors, ranges of a request, alignment in sectors.
     space.put(36, &sectors_max.to_le_bytes());
     space.put(40, &1_u32.to_le_bytes());
-    space.put(44, &blocks.to_le_bytes());
-    // Zeroes: sectors, ranges of a request, and they may be holes afterwards.
+    space.put(44, &(limits.discard_bytes / SECTOR as u32).to_le_bytes());
+    // Zeroes: sectors, ranges of a request, and permission to leave holes.
     space.put(48, &sectors_max.to_le_bytes());
     space.put(52, &1_u32.to_le_bytes());
     space.put(56, &[1]);
@@ -97,7 +96,7 @@ impl Space {
     }
 }
 
-/// Which bytes of the configuration a message is about.
+/// Returns the bytes of the configuration that a message reads.
 pub fn range(payload: &[u8]) -> Result<std::ops::Range<usize>, Violation> {
     if payload.len() < HEAD_BYTES {
         return wrong(format!("a configuration of {} bytes", payload.len()));
@@ -107,15 +106,5 @@ pub fn range(payload: &[u8]) -> Result<std::ops::Range<usize>, Violation> {
     match end {
         Some(end) if len == payload.len() - HEAD_BYTES => Ok(at..end),
         _ => wrong(format!("{len} bytes of a configuration at {at}")),
-    }
-}
-
-/// What the driver wants, by a message that writes to the configuration.
-pub fn wants_write_back(payload: &[u8]) -> Result<bool, Violation> {
-    let range = range(payload)?;
-    match payload[HEAD_BYTES..] {
-        [0] if range.start == WRITE_BACK_AT => Ok(false),
-        [1] if range.start == WRITE_BACK_AT => Ok(true),
-        _ => wrong(format!("{} bytes of the configuration at {}", range.len(), range.start)),
     }
 }

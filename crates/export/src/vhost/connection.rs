@@ -1,8 +1,9 @@
-//! The role of a queue that listens to one client: it takes messages from the socket, one after the
-//! other, lets the session do what they ask for, and answers.
+//! The role of a queue that serves one client's socket: it receives messages in order, passes them
+//! to the session, and sends the answers.
 //!
-//! Files come with the first byte of a message. So each receive asks for no more than what the
-//! message still lacks, and a message's files are those that came with its bytes.
+//! File descriptors arrive with the first byte of a message. Each receive therefore asks only for
+//! the missing bytes of one message, so that a message gets exactly the descriptors that arrived
+//! with its bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,17 +14,26 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg,
 };
-use udm::queue::{Core, Role, Turn};
+use udm::queue::{Core, Role, Turn, now};
 use udm::ring::Event;
 use udm::sync::Arc;
-use udm::sync::atomic::{AtomicBool, Ordering};
+use udm::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use udm::units::{Nanos, SECOND};
 
 use super::counts::Counts;
 use super::proto::{FDS_MAX, HEADER_BYTES, Header, Message, Reply, Violation, wrong};
 use super::session::Session;
 
-/// Messages that are taken in one turn.
+/// Maximum messages received in one turn.
 const MESSAGES_MAX: usize = 64;
+/// Maximum time that a started ring may lack something, such as memory. QEMU 7.2 connects like this
+/// if its machine was reset while the server was dead, and then waits for the disk indefinitely.
+/// When the server disconnects, QEMU connects again and sends everything.
+const INCOMPLETE_MAX: Nanos = 2 * SECOND;
+/// Maximum time that a client may stay connected without any message. After such a disconnection,
+/// QEMU 7.2 may believe that it is connected already, and not negotiate; when the server
+/// disconnects once more, QEMU negotiates.
+const SILENT_MAX: Nanos = 5 * SECOND;
 
 /// One client.
 pub struct Connection {
@@ -33,19 +43,48 @@ pub struct Connection {
     signs: Arc<Signs>,
     incoming: Incoming,
     is_awaited: bool,
+    /// Whether a message has arrived.
+    has_spoken: bool,
+    /// Start of the client's silence, or of the time in which a started ring lacks something.
+    incomplete_since: Option<Nanos>,
     violation: Option<Violation>,
 }
 
-/// What a client and its server let each other know.
-#[derive(Debug, Default)]
+/// State that a client's thread and its server share.
+#[derive(Debug)]
 pub struct Signs {
-    /// The client uses the device: others do not take its place then.
-    pub is_serving: AtomicBool,
-    /// The device has another table.
+    /// Number of served rings. While it is not zero, other clients do not replace this one.
+    pub rings: AtomicU64,
+    /// Time since which there are none.
+    pub idle_since: AtomicU64,
+    /// Whether the device has a new table.
     pub has_changed: AtomicBool,
 }
 
-/// A message in parts.
+impl Signs {
+    /// The state of a client that has just connected.
+    pub fn of_newcomer() -> Signs {
+        Signs {
+            rings: AtomicU64::new(0),
+            idle_since: AtomicU64::new(now()),
+            has_changed: AtomicBool::new(false),
+        }
+    }
+
+    /// The time since the last ring was served; `None` if one is served.
+    pub fn idle(&self) -> Option<Nanos> {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        (self.rings.load(Ordering::Relaxed) == 0).then(|| now().saturating_sub(since))
+    }
+
+    fn set_rings(&self, rings: u64) {
+        if self.rings.swap(rings, Ordering::Relaxed) > 0 && rings == 0 {
+            self.idle_since.store(now(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A partly received message.
 #[derive(Debug, Default)]
 struct Incoming {
     bytes: Vec<u8>,
@@ -53,17 +92,17 @@ struct Incoming {
     fds: Vec<OwnedFd>,
 }
 
-/// What a look at the socket brings.
+/// The result of one receive.
 enum Heard {
     Message(Message),
-    /// No more for now.
+    /// No message for now.
     Nothing,
-    /// The client has gone.
+    /// The client has disconnected.
     End,
 }
 
 impl Connection {
-    /// Listens to the client at `socket`.
+    /// Serves the client at `socket`.
     pub fn new(
         socket: OwnedFd,
         session: Session,
@@ -77,25 +116,53 @@ impl Connection {
             signs,
             incoming: Incoming::default(),
             is_awaited: false,
+            has_spoken: false,
+            incomplete_since: None,
             violation: None,
         }
     }
 
-    /// Takes what has come. Returns whether the client is still there.
+    /// Handles the messages that have arrived. Returns whether the client is still connected.
     fn listen(&mut self) -> Result<bool, Violation> {
         for _ in 0..MESSAGES_MAX {
             match self.incoming.hear(&self.socket)? {
                 Heard::Message(message) => {
+                    if !std::mem::replace(&mut self.has_spoken, true) {
+                        self.incomplete_since = None;
+                    }
                     if let Some(reply) = self.session.take(message)? {
                         send(&self.socket, &reply)?;
                     }
-                    self.signs.is_serving.store(self.session.is_serving(), Ordering::Relaxed);
+                    self.signs.set_rings(self.session.served());
                 }
                 Heard::Nothing => return Ok(true),
                 Heard::End => return Ok(false),
             }
         }
         Ok(true)
+    }
+
+    /// Returns the time by which the client must be complete, if it is not; an error if that time
+    /// has passed.
+    fn must_be_complete(&mut self) -> Result<Option<Nanos>, Violation> {
+        let (forgotten, max) = match self.session.forgotten() {
+            _ if !self.has_spoken => (Violation::new("it sent no message"), SILENT_MAX),
+            Some(forgotten) => (forgotten, INCOMPLETE_MAX),
+            None => {
+                self.incomplete_since = None;
+                return Ok(None);
+            }
+        };
+        let now = now();
+        let end = *self.incomplete_since.get_or_insert(now) + max;
+        if now < end { Ok(Some(end)) } else { Err(forgotten) }
+    }
+
+    /// Handles the messages that have arrived, if there are any. Returns whether the client is
+    /// still connected, and how long to wait for its next message if it must be complete by then.
+    fn go_on(&mut self) -> Result<(bool, Option<Nanos>), Violation> {
+        let is_there = self.is_awaited || self.listen()?;
+        Ok((is_there, self.must_be_complete()?))
     }
 }
 
@@ -107,7 +174,7 @@ impl Incoming {
             if self.bytes.len() < due {
                 match self.receive(socket, due)? {
                     Some(0) if self.bytes.is_empty() => return Ok(Heard::End),
-                    Some(0) => return wrong("it went in the middle of a message"),
+                    Some(0) => return wrong("it disconnected in the middle of a message"),
                     Some(_) => continue,
                     None => return Ok(Heard::Nothing),
                 }
@@ -124,8 +191,8 @@ impl Incoming {
         }
     }
 
-    /// Receives up to `due` bytes in all. Returns how many came, 0 at the end, or `None` if there
-    /// are none yet.
+    /// Receives up to `due` bytes in all. Returns the number of bytes received, 0 at the end, or
+    /// `None` if there are none yet.
     fn receive(&mut self, socket: &OwnedFd, due: usize) -> Result<Option<usize>, Violation> {
         let at = self.bytes.len();
         self.bytes.resize(due, 0);
@@ -143,12 +210,14 @@ impl Incoming {
         self.bytes.truncate(at + count);
         match result {
             Ok(received) if received.flags.contains(ReturnFlags::CTRUNC) => {
-                wrong("more files than a message may have")
+                wrong("more file descriptors than a message may have")
             }
-            Ok(_) if self.fds.len() > FDS_MAX => wrong("more files than a message may have"),
+            Ok(_) if self.fds.len() > FDS_MAX => {
+                wrong("more file descriptors than a message may have")
+            }
             Ok(_) => Ok(Some(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            // The client is gone; what it has broken off does not matter.
+            // The client has disconnected; its incomplete message does not matter.
             Err(_) => {
                 self.bytes.clear();
                 Ok(Some(0))
@@ -157,7 +226,7 @@ impl Incoming {
     }
 }
 
-/// Sends an answer. It is short: a client that has no room for it does not read its answers.
+/// Sends an answer. Answers are short: if the socket is full, the client does not read its answers.
 fn send(socket: &OwnedFd, reply: &Reply) -> Result<(), Violation> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -168,14 +237,14 @@ fn send(socket: &OwnedFd, reply: &Reply) -> Result<(), Violation> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match sendmsg(socket, &[IoSlice::new(&reply.bytes)], &mut control, flags) {
         Ok(count) if count == reply.bytes.len() => Ok(()),
-        Ok(_) | Err(Errno::AGAIN) => wrong("it does not read its answers"),
-        // It is gone: the next look at the socket finds that.
+        Ok(_) | Err(Errno::AGAIN) => wrong("it does not read replies"),
+        // The client has disconnected: the next receive finds that.
         Err(_) => Ok(()),
     }
 }
 
 impl Role for Connection {
-    /// It makes one kind of request only: wait for bytes.
+    /// The only kind of request: wait for bytes.
     type Tag = ();
 
     fn event(&mut self, _event: Event<()>, _core: &mut Core<()>) {
@@ -189,26 +258,26 @@ impl Role for Connection {
         if self.signs.has_changed.swap(false, Ordering::SeqCst) {
             self.session.device_has_changed();
         }
-        if self.is_awaited {
-            return Turn::Idle(None);
-        }
-        match self.listen() {
-            Ok(true) => {}
-            Ok(false) => return Turn::Over,
+        match self.go_on() {
+            Ok((true, deadline)) => {
+                if !std::mem::replace(&mut self.is_awaited, true) {
+                    core.submissions().poll_readable(&self.socket, ());
+                }
+                Turn::Idle(deadline)
+            }
+            Ok((false, _)) => Turn::Over,
             Err(violation) => {
                 self.violation = Some(violation);
-                return Turn::Over;
+                Turn::Over
             }
         }
-        core.desk().poll_readable(&self.socket, ());
-        self.is_awaited = true;
-        Turn::Idle(None)
     }
 
     fn leave(mut self, _core: &mut Core<()>) {
-        // Rings first: when the client hears of the end, nothing of it is used any more.
+        // The client does not count while its last requests end, which may take seconds.
+        self.counts.has_gone(self.violation.as_ref());
+        // Rings first: when the client sees the end, none of its memory is used any more.
         self.session.end();
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        self.counts.has_gone(self.violation.as_ref());
     }
 }

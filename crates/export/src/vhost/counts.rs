@@ -8,35 +8,35 @@ use super::proto::Violation;
 /// Counts of a server's clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clients {
-    /// Connected now.
+    /// Connected now. A client that hung up does not count, even while its requests are in flight.
     pub current: u64,
     /// Accepted since the start.
     pub accepted: u64,
-    /// Turned away, or closed to make room.
+    /// Refused, or closed for a new client.
     pub refused: u64,
     /// Disconnected because they broke the protocol.
     pub violations: u64,
-    /// Rings that are not served any more because something was wrong with them.
-    pub broken_rings: u64,
-    /// What the last client did that broke the protocol or a ring.
+    /// Rings that are not served any more because of an error in them.
+    pub failed_rings: u64,
+    /// The last violation of the protocol or of a ring.
     pub last_violation: Option<String>,
 }
 
-/// The same, shared.
+/// The shared counts.
 #[derive(Debug, Default)]
 pub struct Counts {
     clients: Mutex<Clients>,
-    /// Time spent looking at rings.
+    /// Time spent polling rings.
     pub polled: Arc<Spent>,
 }
 
 impl Counts {
-    /// What they are now.
+    /// Returns the current counts.
     pub fn get(&self) -> Clients {
         lock(&self.clients).clone()
     }
 
-    /// A client has come. Returns how many came before, and it.
+    /// Counts a new client. Returns its number.
     pub fn has_come(&self) -> u64 {
         let mut clients = lock(&self.clients);
         clients.accepted += 1;
@@ -44,7 +44,7 @@ impl Counts {
         clients.accepted
     }
 
-    /// A client has gone, because of what it did if there is a violation.
+    /// Counts a disconnection, and the violation that caused it, if any.
     pub fn has_gone(&self, violation: Option<&Violation>) {
         let mut clients = lock(&self.clients);
         clients.current -= 1;
@@ -54,15 +54,15 @@ impl Counts {
         }
     }
 
-    /// A client was not served.
+    /// Counts a client that was not served.
     pub fn was_refused(&self) {
         lock(&self.clients).refused += 1;
     }
 
-    /// A ring is broken.
+    /// Counts a failed ring.
     pub fn ring_is_broken(&self, violation: &Violation) {
         let mut clients = lock(&self.clients);
-        clients.broken_rings += 1;
+        clients.failed_rings += 1;
         clients.last_violation = Some(violation.to_string());
     }
 }

@@ -1,35 +1,35 @@
-//! Which requests of a ring are in flight, in memory that outlives the server: the client keeps the
-//! file, and gives it to the next server. The layout is vhost-user's, so that a server of another
-//! kind could go on too: here for split rings, and in [`super::inflight_packed`] for packed ones.
+//! The in-flight log of a ring, in memory that outlives the server: the client keeps the file, and
+//! gives it to the next server. The layout is vhost-user's, so that another implementation can also
+//! continue with it. This file is for split rings, [`super::inflight_packed`] for packed ones.
 //!
-//! | bytes of a ring's part | what |
+//! | bytes of a ring's part | content |
 //! |---|---|
 //! | 0..8 | features: 0 |
 //! | 8..10 | version: 0 before the first use, then 1 |
-//! | 10..12 | descriptors that follow |
-//! | 12..14 | the last request that was answered; a list begins there |
-//! | 14..16 | how far the used ring had come when its requests were crossed out |
+//! | 10..12 | number of descriptors |
+//! | 12..14 | the last answered request, the head of a list |
+//! | 14..16 | the used index when its requests were cleared |
 //! | 16.. | 16 bytes for each descriptor |
 //!
-//! | bytes of a descriptor | what |
+//! | bytes of a descriptor | content |
 //! |---|---|
-//! | 0 | 1 while the request that begins there is in flight |
-//! | 6..8 | the request that was answered before it |
-//! | 8..16 | counts requests: the order in which they were taken |
+//! | 0 | 1 while the request that starts there is in flight |
+//! | 6..8 | the previously answered request |
+//! | 8..16 | the request's number, in the order of taking |
 //!
-//! 1. A request is noted before it is taken, and crossed out after the driver can see its answer.
-//!    So every request that was made available is in one of three places: not taken yet, noted, or
-//!    used.
-//! 2. A server that dies between an answer and its crossing out leaves a used ring that is ahead of
-//!    the note: the last requests of the list were answered, as many as it is ahead.
-//! 3. What is noted then is done again, in the order in which it was taken. The same write twice is
-//!    the same as once, because its driver writes nothing else there before the answer.
+//! 1. A request is recorded before it is taken, and cleared after the driver can see its answer. So
+//!    every available request is in one of three states: not taken yet, recorded, or used.
+//! 2. If a server dies between an answer and its clearing, the used index is ahead of the log. Then
+//!    the newest requests of the list, as many as the index is ahead, were answered.
+//! 3. The remaining recorded requests are carried out again, in the order in which they were taken.
+//!    Repeating a write is safe, because its driver does not write to the same range again before
+//!    the answer.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::error::{Error, Result};
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::sync::Arc;
 use udm::sync::statics::atomic::Ordering;
 
@@ -39,40 +39,39 @@ use super::inflight_packed::{Noted, PackedTracker};
 use super::memory::check;
 use super::packed::Packed;
 use super::proto::{Violation, u16_at, u64_at, wrong};
-use super::steps::{self, Mutant, has};
+use super::steps::{self, Mutant, VERSION, has};
 
-/// Bytes of a part's head, and of each descriptor; twice as many for packed rings.
+/// Bytes of a part's header, and of each descriptor; twice as many for packed rings.
 const UNIT_BYTES: u64 = 16;
 const PART_ALIGN: u64 = 64;
-pub(super) const VERSION: u16 = 1;
-/// Places in a ring's part.
+/// Offsets in a ring's part.
 const VERSION_AT: u64 = 8;
 const ENTRIES_AT: u64 = 10;
 const LAST_AT: u64 = 12;
 const USED_AT: u64 = 14;
-/// Places in a descriptor's entry. The flag's byte is written together with the next one, which
-/// belongs to nobody.
+/// Offsets in a descriptor's entry. The flag's byte is written together with the next byte, which
+/// is unused.
 const FLAG_AT: u64 = 0;
 const NEXT_AT: u64 = 6;
 const COUNTER_AT: u64 = 8;
 
-/// What messages say of the file.
+/// The extent of the file in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes of the file that count.
+    /// Used bytes of the file.
     pub bytes: u64,
-    /// Where they begin.
+    /// Offset of the first of them.
     pub offset: u64,
-    /// Rings.
+    /// Number of rings.
     pub rings: u16,
-    /// Most entries of a ring.
+    /// Maximum entries of a ring.
     pub entries: u16,
-    /// The rings are packed.
+    /// Whether the rings are packed.
     pub is_packed: bool,
 }
 
 impl Extent {
-    /// Reads it. Some clients add bytes up to a multiple of eight.
+    /// Decodes it. Some clients pad it to a multiple of eight bytes.
     pub fn parse(payload: &[u8], is_packed: bool) -> std::result::Result<Extent, Violation> {
         if ![20, 24].contains(&payload.len()) {
             return wrong(format!("requests in flight by {} bytes", payload.len()));
@@ -90,12 +89,12 @@ impl Extent {
         (unit * (1 + u64::from(self.entries))).next_multiple_of(PART_ALIGN)
     }
 
-    /// The same with as many bytes as are needed, at the beginning of a file.
+    /// Returns the same with the bytes that are needed, at the start of a file.
     pub fn needed(self) -> Extent {
         Extent { bytes: self.part_bytes() * u64::from(self.rings), offset: 0, ..self }
     }
 
-    /// Its bytes in a message.
+    /// Encodes it for a message.
     pub fn print(&self) -> Vec<u8> {
         let mut bytes = [self.bytes.to_le_bytes(), self.offset.to_le_bytes()].concat();
         bytes.extend(self.rings.to_le_bytes());
@@ -103,7 +102,7 @@ impl Extent {
         bytes
     }
 
-    /// A new file of this length, without a note.
+    /// Creates a file of this length, with an empty log.
     pub fn make(&self) -> Result<OwnedFd> {
         let failed = |errno: rustix::io::Errno| {
             Error::from_io("making memory for", "requests in flight", errno.into())
@@ -114,10 +113,10 @@ impl Extent {
     }
 }
 
-/// A client's file of requests in flight, mapped.
+/// A client's mapped in-flight log.
 #[derive(Clone, Debug)]
 pub struct Notes {
-    foreign: Arc<Foreign>,
+    client_memory: Arc<ClientMemory>,
     extent: Extent,
 }
 
@@ -131,14 +130,14 @@ impl Notes {
                 "{bytes} bytes at {offset} for requests in flight, and {needed} are needed"
             ));
         }
-        let foreign = Foreign::map(file, extent.offset, needed).map_err(|error| {
+        let client_memory = ClientMemory::map(file, extent.offset, needed).map_err(|error| {
             Violation::new(format!("its file of requests in flight cannot be used: {error}"))
         })?;
-        Ok(Notes { foreign: Arc::new(foreign), extent })
+        Ok(Notes { client_memory: Arc::new(client_memory), extent })
     }
 
-    /// The notes of split ring `index`, which has `entries` and whose used ring has come to `used`;
-    /// and the heads of the requests that are to be done again, in order.
+    /// Opens the log of split ring `index`, with its number of `entries` and its `used` index. Also
+    /// returns the heads of the requests to carry out again, in order.
     pub fn open(
         &self,
         index: usize,
@@ -147,7 +146,7 @@ impl Notes {
     ) -> std::result::Result<(Tracker, Vec<u16>), Violation> {
         let at = self.part(index, entries, false)?;
         let mut tracker = Tracker {
-            foreign: self.foreign.clone(),
+            client_memory: self.client_memory.clone(),
             at,
             entries,
             counter: 0,
@@ -157,7 +156,7 @@ impl Notes {
         Ok((tracker, again))
     }
 
-    /// Where the part of ring `index` begins, if it is one for such rings.
+    /// Returns the offset of the part of ring `index`, if the log is for such rings.
     fn part(
         &self,
         index: usize,
@@ -169,35 +168,35 @@ impl Notes {
             let kind = |is_packed| if is_packed { "packed" } else { "split" };
             let (this, noted) = (kind(is_packed), kind(self.extent.is_packed));
             return wrong(format!(
-                "{this} ring {index} with {entries} entries: requests in flight are noted of \
+                "{this} ring {index} with {entries} entries: the record of requests in flight has \
                  {rings} {noted} rings of {most} entries"
             ));
         }
         Ok(self.extent.part_bytes() * index as u64)
     }
 
-    /// The notes of packed ring `index`; and the requests that are to be done again, in order.
-    /// `ring` goes on where they say.
+    /// Opens the log of packed ring `index`. Also returns the requests to carry out again, in
+    /// order, and moves `ring` to the logged position.
     pub fn open_packed(
         &self,
         index: usize,
         ring: &mut Packed,
     ) -> std::result::Result<(PackedTracker, Vec<Noted>), Violation> {
         let at = self.part(index, ring.entries(), true)?;
-        PackedTracker::open(self.foreign.clone(), at, ring)
+        PackedTracker::open(self.client_memory.clone(), at, ring)
     }
 }
 
-/// The notes of one ring.
+/// The log of one ring.
 #[derive(Debug)]
 pub struct Tracker {
-    foreign: Arc<Foreign>,
-    /// Where its part begins.
+    client_memory: Arc<ClientMemory>,
+    /// Offset of its part.
     at: u64,
     entries: u16,
     /// Requests taken so far.
     counter: u64,
-    /// Requests whose answers the driver cannot see yet.
+    /// Answered requests whose answers the driver cannot see yet.
     batch: Vec<u16>,
 }
 
@@ -207,18 +206,18 @@ impl Tracker {
     }
 
     fn load(&self, at: u64) -> u16 {
-        self.foreign.u16_at(at).load(Ordering::Acquire)
+        self.client_memory.u16_at(at).load(Ordering::Acquire)
     }
 
     fn store(&self, at: u64, value: u16) {
-        steps::store_u16(&self.foreign, at, value);
+        steps::store_u16(&self.client_memory, at, value);
     }
 
     fn is_noted(&self, head: u16) -> bool {
         self.load(self.entry(head) + FLAG_AT) & 0xff != 0
     }
 
-    /// Begins, or goes on where a server has died.
+    /// Starts a new log, or continues the log of a dead server.
     fn take_up(&mut self, used: u16) -> std::result::Result<Vec<u16>, Violation> {
         match self.load(self.at + VERSION_AT) {
             0 => {
@@ -230,17 +229,18 @@ impl Tracker {
             VERSION => self.cross_out_answered(used)?,
             other => return wrong(format!("requests in flight of version {other}")),
         }
-        let counter =
-            |head: u16| self.foreign.u64_at(self.entry(head) + COUNTER_AT).load(Ordering::Acquire);
+        let counter = |head: u16| {
+            self.client_memory.u64_at(self.entry(head) + COUNTER_AT).load(Ordering::Acquire)
+        };
         let noted = (0..self.entries).filter(|head| self.is_noted(*head));
         let mut again: Vec<(u64, u16)> = noted.map(|head| (counter(head), head)).collect();
         again.sort_unstable();
         self.counter = again.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        check(&self.foreign)?;
+        check(&self.client_memory)?;
         Ok(again.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// The last requests of the list were answered, as many as the used ring is ahead.
+    /// Clears the answered requests of the list: as many as the used index is ahead.
     fn cross_out_answered(&self, used: u16) -> std::result::Result<(), Violation> {
         let ahead = used.wrapping_sub(self.load(self.at + USED_AT));
         if ahead > self.entries {
@@ -260,25 +260,24 @@ impl Tracker {
         Ok(())
     }
 
-    /// The request is taken.
+    /// Records a request before it is taken.
     #[inline]
     pub fn note(&mut self, head: u16) {
         let entry = self.entry(head);
-        steps::store_u64(&self.foreign, entry + COUNTER_AT, self.counter);
+        steps::store_u64(&self.client_memory, entry + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(u64::from(!has(Mutant::OrderForgotten)));
         if !has(Mutant::NotNoted) {
             self.store(entry + FLAG_AT, 1);
         }
     }
 
-    /// The request is not in flight.
+    /// Clears a request that is not in flight any more.
     #[inline]
     pub fn cross_out(&self, head: u16) {
         self.store(self.entry(head) + FLAG_AT, 0);
     }
 
-    /// The request has its answer, and the driver will see it with the next
-    /// [`Tracker::published`].
+    /// Records an answer. The driver will see it with the next [`Tracker::published`].
     #[inline]
     pub fn answered(&mut self, head: u16) {
         self.store(self.entry(head) + NEXT_AT, self.load(self.at + LAST_AT));
@@ -288,7 +287,7 @@ impl Tracker {
         self.batch.push(head);
     }
 
-    /// The driver can see all answers so far; the used ring has come to `used`.
+    /// Records that the driver can see all answers so far, up to the index `used`.
     #[inline]
     pub fn published(&mut self, used: u16) -> std::result::Result<(), Violation> {
         for nth in 0..self.batch.len() {
@@ -298,7 +297,7 @@ impl Tracker {
         if !has(Mutant::UsedForgotten) {
             self.store(self.at + USED_AT, used);
         }
-        check(&self.foreign)
+        check(&self.client_memory)
     }
 }
 

@@ -1,52 +1,51 @@
-//! The same for packed rings, whose used descriptors overwrite those of requests in flight: each
-//! descriptor is noted as a whole, in a list of places of its own.
+//! The in-flight log of packed rings, whose used descriptors overwrite those of requests in flight.
+//! Each descriptor is therefore logged as a whole, in a list of slots.
 //!
-//! | bytes of a ring's part | what |
+//! | bytes of a ring's part | content |
 //! |---|---|
-//! | 0..8, 8..10, 10..12 | features: 0; version: 0 or 1; descriptors that follow |
-//! | 12..14, 14..16 | the first free place; what it was before the answer that is being given |
-//! | 16..18, 18..20 | the same of the entry that is used next |
-//! | 20, 21 | the same of its lap: 1 if it is odd |
-//! | 32.. | 32 bytes for each place |
+//! | 0..8, 8..10, 10..12 | features: 0; version: 0 or 1; number of descriptors |
+//! | 12..14, 14..16 | the first free slot; its value before the current answer |
+//! | 16..18, 18..20 | the next used entry; its value before the current answer |
+//! | 20, 21 | its lap: 1 if the lap is odd; its value before the current answer |
+//! | 32.. | 32 bytes for each slot |
 //!
-//! | bytes of a place | what |
+//! | bytes of a slot | content |
 //! |---|---|
-//! | 0 | 1 while the request that begins there is in flight |
-//! | 2..4 | the next place of the request, or the next free one; what is no place ends the list |
-//! | 4..6, 6..8 | the last place of the request, and how many it has |
-//! | 8..16 | counts requests: the order in which they were taken |
-//! | 16..18, 18..20, 20..24, 24..32 | the descriptor: name, flags, length, address |
+//! | 0 | 1 while the request that starts there is in flight |
+//! | 2..4 | the next slot of the request, or the next free slot; an invalid number ends the list |
+//! | 4..6, 6..8 | the last slot of the request, and its number of slots |
+//! | 8..16 | the request's number, in the order of taking |
+//! | 16..18, 18..20, 20..24, 24..32 | the descriptor: id, flags, length, address |
 //!
-//! 1. A request is in flight from the moment in which the first free place is the one after it.
-//! 2. An answer has been given from the moment in which the driver can see it. A server that dies
-//!    around that leaves two states, before and after, and the ring says which one counts: the
-//!    entry that was used next is still available, or not.
-//! 3. What is in flight then is done again, in the order in which it was taken. The next entry to
-//!    take follows from it: no more was taken than what was used and what is in flight.
+//! 1. A request is in flight from the moment when the first free slot is the one after it.
+//! 2. An answer is complete from the moment when the driver can see it. A server that dies around
+//!    that moment leaves two states, before and after. The ring decides between them: the next used
+//!    entry is still available, or not.
+//! 3. The requests then in flight are carried out again, in the order in which they were taken. The
+//!    next entry to take follows from them: all taken entries are either used or in flight.
 //!
-//! The words of the current state and the one before are stored together, with fewer moments in
-//! between than the specification has; all of those are understood.
+//! The current and the previous values are stored together, with fewer intermediate states than the
+//! specification has; all states of the specification are understood.
 
 use std::fmt;
 
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::sync::Arc;
 use udm::sync::statics::atomic::Ordering;
 
 use super::chain::Piece;
-use super::inflight::VERSION;
 use super::memory::check;
 use super::packed::{Cursor, Descriptor, Packed};
 use super::proto::{Violation, wrong};
-use super::steps::{self, Mutant, has};
+use super::steps::{self, Mutant, VERSION, has};
 
 const UNIT_BYTES: u64 = 32;
-/// Words of a part.
+/// Offsets in a part.
 const VERSION_AT: u64 = 8;
 const ENTRIES_AT: u64 = 10;
 const FREE_AT: u64 = 12;
 const USED_AT: u64 = 16;
-/// Words of a place.
+/// Offsets in a slot.
 const LINKS_AT: u64 = 0;
 const COUNTER_AT: u64 = 8;
 const DESCRIPTOR_AT: u64 = 16;
@@ -55,13 +54,13 @@ const ADDRESS_AT: u64 = 24;
 /// A request that an earlier server took and did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// The driver's name for it.
+    /// The driver's id of the request.
     pub id: u16,
     /// Its descriptors.
     pub descriptors: Vec<Descriptor>,
 }
 
-/// What the first word of a place says.
+/// The first word of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Links {
     is_in_flight: bool,
@@ -83,22 +82,22 @@ impl Links {
     }
 }
 
-/// The notes of one packed ring.
+/// The log of one packed ring.
 pub struct PackedTracker {
-    foreign: Arc<Foreign>,
-    /// Where its part begins.
+    client_memory: Arc<ClientMemory>,
+    /// Offset of its part.
     at: u64,
-    /// The places, as far as they are not of the client's word: what it changes harms it alone.
+    /// Private copies of the slots' links: a client that changes the shared ones harms only itself.
     places: Vec<Links>,
-    /// The first free place.
+    /// The first free slot.
     free: u16,
-    /// The entry of the ring that is used next.
+    /// The next used entry of the ring.
     used: Cursor,
     /// Requests taken so far.
     counter: u64,
-    /// The first place of each request in flight, by its name.
+    /// The first slot of each request in flight, by its id.
     heads: Vec<u16>,
-    /// The answer that is being given.
+    /// The answer in progress.
     answered: Option<(u16, Cursor)>,
 }
 
@@ -109,15 +108,16 @@ impl fmt::Debug for PackedTracker {
 }
 
 impl PackedTracker {
-    /// Begins, or goes on where a server has died: with the requests that are to be done again.
+    /// Starts a new log, or continues the log of a dead server. Also returns the requests to carry
+    /// out again.
     pub fn open(
-        foreign: Arc<Foreign>,
+        client_memory: Arc<ClientMemory>,
         at: u64,
         ring: &mut Packed,
     ) -> Result<(PackedTracker, Vec<Noted>), Violation> {
         let entries = ring.entries();
         let mut tracker = PackedTracker {
-            foreign,
+            client_memory,
             at,
             places: vec![Links::default(); usize::from(entries)],
             free: 0,
@@ -126,7 +126,7 @@ impl PackedTracker {
             heads: vec![0; usize::from(entries)],
             answered: None,
         };
-        let again = match tracker.foreign.u16_at(at + VERSION_AT).load(Ordering::Acquire) {
+        let again = match tracker.client_memory.u16_at(at + VERSION_AT).load(Ordering::Acquire) {
             0 => {
                 tracker.begin();
                 Vec::new()
@@ -141,7 +141,7 @@ impl PackedTracker {
             }
             other => return wrong(format!("requests in flight of version {other}")),
         };
-        check(&tracker.foreign)?;
+        check(&tracker.client_memory)?;
         Ok((tracker, again))
     }
 
@@ -154,48 +154,48 @@ impl PackedTracker {
     }
 
     fn load(&self, at: u64) -> u64 {
-        self.foreign.u64_at(at).load(Ordering::Acquire)
+        self.client_memory.u64_at(at).load(Ordering::Acquire)
     }
 
-    /// Nothing is in flight: all places are free.
+    /// Starts an empty log: all slots are free.
     fn begin(&mut self) {
         for place in 0..self.entries() {
             self.set(place, Links { next: place + 1, ..Links::default() });
         }
         self.store_free(0, 0);
         self.store_used(self.used, self.used);
-        steps::store_u16(&self.foreign, self.at + ENTRIES_AT, self.entries());
-        steps::store_u16(&self.foreign, self.at + VERSION_AT, VERSION);
+        steps::store_u16(&self.client_memory, self.at + ENTRIES_AT, self.entries());
+        steps::store_u16(&self.client_memory, self.at + VERSION_AT, VERSION);
     }
 
     fn set(&mut self, place: u16, links: Links) {
         self.places[usize::from(place)] = links;
-        steps::store_u64(&self.foreign, self.place(place) + LINKS_AT, links.print());
+        steps::store_u64(&self.client_memory, self.place(place) + LINKS_AT, links.print());
     }
 
-    /// The first free place, and before.
+    /// Stores the first free slot, now and before.
     fn store_free(&self, now: u16, before: u16) {
         let word = u32::from(now) | u32::from(before) << 16;
-        steps::store_u32(&self.foreign, self.at + FREE_AT, word);
+        steps::store_u32(&self.client_memory, self.at + FREE_AT, word);
     }
 
-    /// The entry that is used next, and before.
+    /// Stores the next used entry, now and before.
     fn store_used(&self, now: Cursor, before: Cursor) {
         let indices = u64::from(now.index) | u64::from(before.index) << 16;
         let laps = u64::from(now.is_odd) | u64::from(before.is_odd) << 8;
-        steps::store_u64(&self.foreign, self.at + USED_AT, indices | laps << 32);
+        steps::store_u64(&self.client_memory, self.at + USED_AT, indices | laps << 32);
     }
 
-    /// Goes on where a server has died.
+    /// Continues the log of a dead server.
     fn take_up(&mut self, ring: &Packed) -> Result<Vec<Noted>, Violation> {
         let entries = self.entries();
-        let noted = self.foreign.u16_at(self.at + ENTRIES_AT).load(Ordering::Acquire);
+        let noted = self.client_memory.u16_at(self.at + ENTRIES_AT).load(Ordering::Acquire);
         if noted != entries {
             return wrong(format!(
                 "requests in flight of a ring of {noted} entries, not {entries}"
             ));
         }
-        let free = self.foreign.u32_at(self.at + FREE_AT).load(Ordering::Acquire);
+        let free = self.client_memory.u32_at(self.at + FREE_AT).load(Ordering::Acquire);
         let word = self.load(self.at + USED_AT);
         let cursor = |index: u32, lap: u32| Cursor {
             index: (word >> index) as u16,
@@ -217,7 +217,7 @@ impl PackedTracker {
         self.in_flight()
     }
 
-    /// Reads all places. Those that are free are of no request, whatever else they say.
+    /// Reads all slots. Free slots belong to no request, and their other fields are ignored.
     fn read_places(&mut self) -> Result<(), Violation> {
         let entries = self.entries();
         for place in 0..entries {
@@ -230,13 +230,13 @@ impl PackedTracker {
             self.set(place, Links { is_in_flight: false, count: 0, ..links });
             (place, steps) = (links.next, steps + 1);
             if steps > entries {
-                return wrong("free places for requests in flight that lead back to themselves");
+                return wrong("a cycle in the free list of requests in flight");
             }
         }
         Ok(())
     }
 
-    /// The requests in flight, in the order in which they were taken.
+    /// Returns the requests in flight, in the order in which they were taken.
     fn in_flight(&mut self) -> Result<Vec<Noted>, Violation> {
         let mut is_seen = vec![false; self.places.len()];
         let mut place = self.free;
@@ -258,14 +258,14 @@ impl PackedTracker {
             }
         }
         if !is_seen.iter().all(|is_seen| *is_seen) {
-            return wrong("places for requests in flight that are lost");
+            return wrong("lost slots of requests in flight");
         }
         again.sort_unstable_by_key(|(counter, noted)| (*counter, noted.id));
         self.counter = again.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         Ok(again.into_iter().map(|(_, noted)| noted).collect())
     }
 
-    /// The request that begins at `head`, whose places are nobody else's.
+    /// Reads the request that starts at `head`. Its slots must not belong to another request.
     fn read(&self, head: u16, is_seen: &mut [bool]) -> Result<Noted, Violation> {
         let Links { last, count, .. } = self.places[usize::from(head)];
         let mut noted = Noted { id: 0, descriptors: Vec::with_capacity(usize::from(count)) };
@@ -273,7 +273,7 @@ impl PackedTracker {
         for _ in 0..count {
             match is_seen.get_mut(usize::from(place)) {
                 Some(seen) if !*seen => *seen = true,
-                _ => return wrong(format!("place {place} for requests in flight is of two")),
+                _ => return wrong(format!("slot {place} of requests in flight is in two lists")),
             }
             let at = self.place(place);
             let (word, guest) = (self.load(at + DESCRIPTOR_AT), self.load(at + ADDRESS_AT));
@@ -284,12 +284,12 @@ impl PackedTracker {
             (end, place) = (place, self.places[usize::from(place)].next);
         }
         if count == 0 || end != last {
-            return wrong(format!("a request in flight of {count} places up to {last}"));
+            return wrong(format!("a request in flight of {count} slots up to {last}"));
         }
         Ok(noted)
     }
 
-    /// The request is taken: it has these descriptors.
+    /// Records a request with these descriptors before it is taken.
     pub fn note(&mut self, id: u16, descriptors: &[Descriptor]) {
         if has(Mutant::NotNoted) {
             return;
@@ -299,11 +299,11 @@ impl PackedTracker {
         for Descriptor { piece, id, flags } in descriptors {
             let at = self.place(next);
             let word = u64::from(*id) | u64::from(*flags) << 16 | u64::from(piece.len) << 32;
-            steps::store_u64(&self.foreign, at + DESCRIPTOR_AT, word);
-            steps::store_u64(&self.foreign, at + ADDRESS_AT, piece.guest);
+            steps::store_u64(&self.client_memory, at + DESCRIPTOR_AT, word);
+            steps::store_u64(&self.client_memory, at + ADDRESS_AT, piece.guest);
             (last, next) = (next, self.places[usize::from(next)].next);
         }
-        steps::store_u64(&self.foreign, self.place(head) + COUNTER_AT, self.counter);
+        steps::store_u64(&self.client_memory, self.place(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(u64::from(!has(Mutant::OrderForgotten)));
         if has(Mutant::NotedLate) {
             self.store_free(next, next);
@@ -316,7 +316,7 @@ impl PackedTracker {
         self.heads[usize::from(id)] = head;
     }
 
-    /// The request's places are the first free ones now, for this state and not for the one before.
+    /// Frees the request's slots for the current state, but not for the previous one.
     fn free(&mut self, id: u16) -> u16 {
         let head = self.heads[usize::from(id)];
         let before = self.free;
@@ -328,8 +328,8 @@ impl PackedTracker {
         head
     }
 
-    /// The request that begins at `head` is not in flight, in no state. What is free is of no
-    /// request, so the list comes first: otherwise it would be in neither for a moment.
+    /// Removes the request that starts at `head` from both states. The free list comes first:
+    /// otherwise, for a moment, the slots would be neither free nor in flight.
     fn forget(&mut self, head: u16) {
         if !has(Mutant::ForgottenFirst) {
             self.store_free(head, head);
@@ -341,13 +341,13 @@ impl PackedTracker {
         }
     }
 
-    /// The request is not in flight, and has no answer.
+    /// Clears a request without an answer.
     pub fn cross_out(&mut self, id: u16) {
         let head = self.free(id);
         self.forget(head);
     }
 
-    /// The request has its answer; the driver sees it next, and `used` is the entry after it.
+    /// Records an answer, which the driver sees next; `used` is the entry after it.
     #[inline]
     pub fn answered(&mut self, id: u16, used: Cursor) {
         let head = self.free(id);
@@ -355,7 +355,7 @@ impl PackedTracker {
         self.answered = Some((head, used));
     }
 
-    /// The driver can see the answer.
+    /// Records that the driver can see the answer.
     #[inline]
     pub fn published(&mut self) {
         if let Some((head, used)) = self.answered.take() {
@@ -365,10 +365,10 @@ impl PackedTracker {
         }
     }
 
-    /// An error if some of the notes was cut off.
+    /// Returns an error if a part of the log was truncated.
     #[inline]
     pub fn check(&self) -> Result<(), Violation> {
-        check(&self.foreign)
+        check(&self.client_memory)
     }
 }
 

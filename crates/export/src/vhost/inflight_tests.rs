@@ -1,4 +1,4 @@
-//! Notes of split rings: deaths at each moment, and notes that cannot be.
+//! The log of split rings: deaths at each moment, and invalid logs.
 
 #![allow(clippy::unwrap_used)]
 use super::*;
@@ -11,7 +11,7 @@ fn notes() -> Notes {
     Notes::map(&extent.make().unwrap(), extent).unwrap()
 }
 
-/// What a new server finds.
+/// Returns the requests that a new server repeats.
 fn again(notes: &Notes, used: u16) -> Vec<u16> {
     notes.open(1, ENTRIES, used).unwrap().1
 }
@@ -25,12 +25,12 @@ fn the_layout_is_that_of_the_specification() {
     tracker.answered(3);
     tracker.answered(5);
     let mut bytes = [0; 112];
-    notes.foreign.load(576, &mut bytes);
+    notes.client_memory.load(576, &mut bytes);
     assert_eq!(bytes[..16], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 16, 0, 5, 0, 9, 0]);
     assert_eq!(bytes[64..80], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[96..112], [1, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     tracker.published(11).unwrap();
-    notes.foreign.load(576, &mut bytes);
+    notes.client_memory.load(576, &mut bytes);
     assert_eq!((bytes[14], bytes[64], bytes[96]), (11, 0, 0));
 }
 
@@ -43,22 +43,22 @@ fn requests_are_done_again_in_the_order_they_were_taken() {
     tracker.answered(12);
     tracker.published(101).unwrap();
     assert_eq!(again(&notes, 101), [7, 0, 3]);
-    // The next server's requests come after those.
+    // The next server's requests follow them.
     let (mut tracker, _) = notes.open(1, ENTRIES, 101).unwrap();
     tracker.note(1);
     assert_eq!(again(&notes, 101), [7, 0, 3, 1]);
-    assert_eq!(notes.open(0, ENTRIES, 0).unwrap().1, [], "the other ring has nothing");
+    assert_eq!(notes.open(0, ENTRIES, 0).unwrap().1, [], "the other ring is empty");
 }
 
-/// SPDK's issue 3766: the first request of all is lost if none had completed, because the end
-/// of the empty list is a request's number too.
+/// SPDK's issue 3766: the very first request is lost if no request had completed, because the end
+/// of the empty list is also a request's number.
 #[test]
 fn request_0_is_not_lost_if_none_had_completed() {
     let notes = notes();
     let (mut tracker, _) = notes.open(1, ENTRIES, 0).unwrap();
     tracker.note(0);
     assert_eq!(again(&notes, 0), [0]);
-    // Also if its answer was prepared, but not shown.
+    // The same with an answer that was prepared, but not published.
     tracker.answered(0);
     assert_eq!(again(&notes, 0), [0]);
 }
@@ -70,7 +70,7 @@ fn a_file_that_is_new_to_a_ring_that_is_not_has_nothing_in_flight() {
     assert_eq!(again(&notes, 40_000), []);
 }
 
-/// Each moment between the answer that the driver sees and the last crossing out.
+/// Each moment between the visible answer and the last clearing.
 #[test]
 fn a_death_after_the_answer_does_nothing_again() {
     for crossed_out in 0..=3 {
@@ -82,14 +82,14 @@ fn a_death_after_the_answer_does_nothing_again() {
             tracker.published(used.wrapping_add(1)).unwrap();
             [9, 0, 6].iter().for_each(|head| tracker.answered(*head));
             [9, 0, 6].iter().take(crossed_out).for_each(|head| tracker.cross_out(*head));
-            // The used ring shows all four.
+            // The used index shows all four.
             assert_eq!(again(&notes, used.wrapping_add(4)), [2]);
             assert_eq!(again(&notes, used.wrapping_add(4)), [2], "and once more");
         }
     }
 }
 
-/// Before that, everything that was not shown is done again.
+/// Before the answer is visible, every unpublished request is repeated.
 #[test]
 fn a_death_before_the_answer_loses_nothing() {
     for answered in 0..=3 {
@@ -103,18 +103,18 @@ fn a_death_before_the_answer_loses_nothing() {
 
 #[test]
 fn notes_that_cannot_be_are_refused() {
-    let part = |change: fn(&Foreign)| {
+    let part = |change: fn(&ClientMemory)| {
         let notes = notes();
         let (mut tracker, _) = notes.open(1, ENTRIES, 5).unwrap();
         tracker.note(0);
-        change(&notes.foreign);
+        change(&notes.client_memory);
         notes.open(1, ENTRIES, 6).unwrap_err().to_string()
     };
-    let said = part(|foreign| foreign.u16_at(576 + 8).store(2, Ordering::Relaxed));
+    let said = part(|client_memory| client_memory.u16_at(576 + 8).store(2, Ordering::Relaxed));
     assert_eq!(said, "requests in flight of version 2");
-    let said = part(|foreign| foreign.u16_at(576 + 14).store(900, Ordering::Relaxed));
+    let said = part(|client_memory| client_memory.u16_at(576 + 14).store(900, Ordering::Relaxed));
     assert!(said.contains("requests answered at a time in a ring of 16"), "{said}");
-    let said = part(|foreign| foreign.u16_at(576 + 12).store(16, Ordering::Relaxed));
+    let said = part(|client_memory| client_memory.u16_at(576 + 12).store(16, Ordering::Relaxed));
     assert_eq!(said, "request 16 answered in a ring of 16");
     let notes = notes();
     assert!(notes.open(2, ENTRIES, 0).is_err() && notes.open(0, 64, 0).is_err());

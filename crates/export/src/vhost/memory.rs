@@ -1,21 +1,21 @@
-//! A client's memory: the regions that it has shared, by the addresses that its guest uses, and by
-//! those of its own process.
+//! A client's memory: the regions that it has shared, by guest addresses and by addresses of the
+//! client's process.
 //!
-//! Every address is the guest's word. What is asked for and is not within the regions, or was cut
-//! off, is a violation; nothing else can go wrong here.
+//! Every address is untrusted. An access outside the regions, or to a truncated part, is a
+//! violation, the only kind of error here.
 
 use std::os::fd::OwnedFd;
 
-use udm::foreign::{Foreign, Source};
+use udm::pmem::client_memory::{ClientMemory, Source};
 use udm::pmem::copy::SharedBytes;
 use udm::sync::Arc;
 use udm::units::GIB;
 
 use super::proto::{Region, Violation, wrong};
 
-/// Most regions of a client.
+/// Maximum regions of a client.
 pub const REGIONS_MAX: usize = 32;
-/// Most bytes of a client's regions together: addresses of this process that it may take.
+/// Maximum total bytes of a client's regions, which take addresses of this process.
 pub const BYTES_MAX: u64 = 4096 * GIB;
 
 /// The regions, in the order of the guest's addresses. Cheap to clone.
@@ -27,39 +27,39 @@ pub struct Memory {
 #[derive(Clone, Debug)]
 struct Mapped {
     region: Region,
-    foreign: Arc<Foreign>,
+    client_memory: Arc<ClientMemory>,
 }
 
-/// A range of memory that lies in one region, checked once.
+/// A range of memory within one region, checked once.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The region's memory.
-    pub foreign: Arc<Foreign>,
-    /// Where it begins there.
+    pub client_memory: Arc<ClientMemory>,
+    /// Offset of the range.
     pub at: u64,
 }
 
 impl Place {
-    /// An error if some of the region's memory was cut off.
+    /// Returns an error if a part of the region's memory was truncated.
     #[inline]
     pub fn check(&self) -> Result<(), Violation> {
-        check(&self.foreign)
+        check(&self.client_memory)
     }
 }
 
-/// An error if some of `foreign` was cut off.
+/// Returns an error if a part of `client_memory` was truncated.
 #[inline]
-pub fn check(foreign: &Foreign) -> Result<(), Violation> {
-    if foreign.has_damage() { wrong("a part of its memory was cut off") } else { Ok(()) }
+pub fn check(client_memory: &ClientMemory) -> Result<(), Violation> {
+    if client_memory.has_damage() { wrong("a part of its memory was truncated") } else { Ok(()) }
 }
 
 impl Memory {
-    /// Regions.
+    /// Number of regions.
     pub fn regions(&self) -> usize {
         self.regions.len()
     }
 
-    /// Adds a region, which `file` holds.
+    /// Adds a region of `file`.
     pub fn add(&mut self, region: Region, file: &OwnedFd) -> Result<(), Violation> {
         let Region { guest, len, user, .. } = region;
         let (Some(end), Some(user_end)) = (guest.checked_add(len), user.checked_add(len)) else {
@@ -83,15 +83,15 @@ impl Memory {
         if len > BYTES_MAX - bytes {
             return wrong(format!("more than {BYTES_MAX} bytes of memory"));
         }
-        let foreign = Foreign::map(file, region.offset, len).map_err(|error| {
+        let client_memory = ClientMemory::map(file, region.offset, len).map_err(|error| {
             Violation::new(format!("its memory at {guest:#x} cannot be used: {error}"))
         })?;
         let at = self.regions.partition_point(|mapped| mapped.region.guest < guest);
-        self.regions.insert(at, Mapped { region, foreign: Arc::new(foreign) });
+        self.regions.insert(at, Mapped { region, client_memory: Arc::new(client_memory) });
         Ok(())
     }
 
-    /// Takes a region away.
+    /// Removes a region.
     pub fn remove(&mut self, region: Region) -> Result<(), Violation> {
         let is_it = |mapped: &Mapped| {
             let Region { guest, len, user, .. } = mapped.region;
@@ -104,8 +104,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The place of `len` bytes at `user`, an address of the client's process that is a multiple
-    /// of `align`, here as there.
+    /// Locates `len` bytes at `user`, an address of the client's process. Both that address and the
+    /// local one must be multiples of `align`.
     pub fn place(&self, user: u64, len: u64, align: u64) -> Result<Place, Violation> {
         let is_inside = |mapped: &&Mapped| {
             let region = mapped.region;
@@ -116,72 +116,70 @@ impl Memory {
             return wrong(format!("{len} bytes of a ring at {user:#x} are outside of its memory"));
         };
         let at = user - mapped.region.user;
-        if !user.is_multiple_of(align) || !mapped.foreign.is_aligned(at, align) {
+        if !user.is_multiple_of(align) || !mapped.client_memory.is_aligned(at, align) {
             return wrong(format!(
-                "a part of a ring at {user:#x}, which is no multiple of {align}"
+                "a part of a ring at {user:#x}, which is not a multiple of {align}"
             ));
         }
-        Ok(Place { foreign: mapped.foreign.clone(), at })
+        Ok(Place { client_memory: mapped.client_memory.clone(), at })
     }
 
-    /// Whether all of `len` bytes at `guest` are there.
+    /// Whether all `len` bytes at `guest` are in the regions.
     #[inline]
     pub fn has(&self, guest: u64, len: u64) -> bool {
         self.visit(guest, len, |_, _, _, _| Ok(())).is_ok()
     }
 
-    /// A range as a place to copy to, if it lies in one region; ask `check` of its memory after
-    /// that.
+    /// Returns a range to copy to, if it is in one region. Call `check` on its memory afterwards.
     #[inline]
-    pub fn shared(&self, guest: u64, len: usize) -> Option<(&Foreign, SharedBytes<'_>)> {
-        let (foreign, at) = self.in_one(guest, len)?;
-        Some((foreign, foreign.shared(at, len)))
+    pub fn shared(&self, guest: u64, len: usize) -> Option<(&ClientMemory, SharedBytes<'_>)> {
+        let (client_memory, at) = self.in_one(guest, len)?;
+        Some((client_memory, client_memory.shared(at, len)))
     }
 
-    /// A range as a place to copy from, if it lies in one region; ask `check` of its memory after
-    /// that.
+    /// Returns a range to copy from, if it is in one region. Call `check` on its memory afterwards.
     #[inline]
     pub fn source(&self, guest: u64, len: usize) -> Option<Source<'_>> {
-        let (foreign, at) = self.in_one(guest, len)?;
-        Some(foreign.source(at, len))
+        let (client_memory, at) = self.in_one(guest, len)?;
+        Some(client_memory.source(at, len))
     }
 
-    /// The region that has all of a range, and where it begins there.
+    /// Returns the region that contains the whole range, and the range's offset there.
     #[inline]
-    fn in_one(&self, guest: u64, len: usize) -> Option<(&Foreign, u64)> {
+    fn in_one(&self, guest: u64, len: usize) -> Option<(&ClientMemory, u64)> {
         let after = self.regions.partition_point(|mapped| mapped.region.guest <= guest);
         let mapped = &self.regions[after.checked_sub(1)?];
         let at = guest - mapped.region.guest;
         let is_inside = at < mapped.region.len && len as u64 <= mapped.region.len - at;
-        is_inside.then_some((&*mapped.foreign, at))
+        is_inside.then_some((&*mapped.client_memory, at))
     }
 
-    /// Copies what is at `guest`.
+    /// Copies the bytes at `guest`.
     #[inline]
     pub fn load(&self, guest: u64, into: &mut [u8]) -> Result<(), Violation> {
-        self.visit(guest, into.len() as u64, |foreign, at, from, to| {
-            foreign.load(at, &mut into[from..to]);
-            check(foreign)
+        self.visit(guest, into.len() as u64, |client_memory, at, from, to| {
+            client_memory.load(at, &mut into[from..to]);
+            check(client_memory)
         })
     }
 
     /// Copies to `guest`.
     #[inline]
     pub fn store(&self, guest: u64, bytes: &[u8]) -> Result<(), Violation> {
-        self.visit(guest, bytes.len() as u64, |foreign, at, from, to| {
-            foreign.store(at, &bytes[from..to]);
-            check(foreign)
+        self.visit(guest, bytes.len() as u64, |client_memory, at, from, to| {
+            client_memory.store(at, &bytes[from..to]);
+            check(client_memory)
         })
     }
 
-    /// Calls `call` for each part of the range that lies in one region: its memory, the place
-    /// there, and the part's begin and end within the range.
+    /// Calls `call` for each region's part of the range: its memory, its offset there, and its
+    /// start and end within the range.
     #[inline]
     fn visit(
         &self,
         guest: u64,
         len: u64,
-        mut call: impl FnMut(&Foreign, u64, usize, usize) -> Result<(), Violation>,
+        mut call: impl FnMut(&ClientMemory, u64, usize, usize) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
         let outside = || Violation::new(format!("{len} bytes at {guest:#x} are not in its memory"));
         let mut done = 0;
@@ -194,7 +192,7 @@ impl Memory {
                 return Err(outside());
             }
             let part = (len - done).min(mapped.region.len - at);
-            call(&mapped.foreign, at, done as usize, (done + part) as usize)?;
+            call(&mapped.client_memory, at, done as usize, (done + part) as usize)?;
             done += part;
         }
         Ok(())
@@ -218,7 +216,7 @@ mod tests {
         Region { guest, len, user: guest.wrapping_add(0x7000_0000_0000), offset }
     }
 
-    /// Two regions that touch, on one file in the other order, and one on its own.
+    /// Two adjacent regions in one file, in reverse order, and one in a file of its own.
     fn memory() -> (Memory, OwnedFd) {
         let file = memfd(0x8000);
         let mut memory = Memory::default();
@@ -260,7 +258,7 @@ mod tests {
         {
             assert!(memory.place(user + at, len, align).is_err(), "{at:#x}");
         }
-        // Aligned for the client, and not here.
+        // Aligned for the client, but not in this process.
         let mut odd = Memory::default();
         odd.add(Region { offset: 1, ..region(0x1000, 0x1000, 0) }, &memfd(0x4000)).unwrap();
         assert!(odd.place(user + 0x1100, 4, 4).is_err());
@@ -301,7 +299,7 @@ mod tests {
         memory.store(0x2000, b"still there").unwrap();
         place.check().unwrap();
         let violation = memory.store(0x8000, b"lost").unwrap_err();
-        assert_eq!(violation.to_string(), "a part of its memory was cut off");
+        assert_eq!(violation.to_string(), "a part of its memory was truncated");
         assert!(place.check().is_err());
     }
 }

@@ -1,28 +1,29 @@
 //! vhost-user-blk: mapped devices as the disks of virtual machines.
 //!
-//! | file | what |
+//! | file | job |
 //! |---|---|
-//! | [`proto`] | messages, and what breaks the protocol |
+//! | [`proto`] | messages, and violations of the protocol |
 //! | [`memory`] | the client's memory |
-//! | [`split`], [`packed`], [`chain`] | a ring in it, of either kind; what leads to requests |
-//! | [`poll`] | how long to look at a ring before sleeping |
-//! | [`inflight`], [`inflight_packed`] | which requests are in flight, for the next server |
-//! | [`virtqueue`] | a ring of either kind, with these notes |
+//! | [`split`], [`packed`], [`chain`] | a ring of either kind; descriptors of requests |
+//! | [`poll`] | the length of busy polling before a thread sleeps |
+//! | [`inflight`], [`inflight_packed`] | the log of requests in flight, for the next server |
+//! | [`virtqueue`] | a ring of either kind, with its log |
 //! | [`request`] | requests to bios, finished bios to answers |
-//! | [`config`] | what drivers read of the device |
-//! | [`session`] | what was agreed on, and which rings are served |
-//! | [`worker`] | one ring, served by a queue of its own |
-//! | [`connection`] | the socket |
-//! | [`uri`], [`counts`] | where to listen; what happened |
-//! | [`front`] | the other side: a client, for programs |
-//! | this one | a server: its door, its clients, its end |
+//! | [`config`] | the device's configuration for drivers |
+//! | [`session`] | the negotiated state, and the served rings |
+//! | [`worker`], [`params`] | one ring, served by a queue of its own; its parameters |
+//! | [`connection`], [`claim`] | the socket; the client that owns the rings |
+//! | [`uri`], [`counts`] | the address; counters |
+//! | [`front`] | the client side, for programs |
+//! | this one | a server: its listener, its clients, its shutdown |
 //!
-//! A client has one thread for its socket and one for each of its rings, so rings are served at the
-//! same time by as many cores. Nothing that a client sends is trusted: a message that makes no
-//! sense costs the client its connection, a broken ring is not served any more, and other clients
-//! are not affected. docs/decisions/2026-11-23-vhost-user-by-hand.md says why it is by hand.
+//! A client has one thread for its socket and one for each ring, so that several cores serve rings
+//! at the same time. All input from a client is untrusted: an invalid message disconnects the
+//! client, an invalid ring is not served any more, and other clients are not affected.
+//! docs/decisions/2026-11-23-vhost-user-by-hand.md explains why udm implements the protocol itself.
 
 pub mod chain;
+pub mod claim;
 pub mod config;
 pub mod connection;
 pub mod counts;
@@ -31,6 +32,7 @@ pub mod inflight;
 pub mod inflight_packed;
 pub mod memory;
 pub mod packed;
+pub mod params;
 pub mod poll;
 pub mod proto;
 pub mod request;
@@ -43,17 +45,19 @@ pub mod worker;
 
 use std::os::fd::OwnedFd;
 
+use udm::base::limits::{Limit, limit};
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
-use udm::limits::{Limit, limit};
 use udm::queue::Queue;
 use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
 use udm::target::{Fact, FactValue};
+use udm::units::{Nanos, SECOND};
 
-use crate::door::Door;
-use crate::socket::{SocketFile, listen_unix};
+use crate::export::Export;
+use crate::socket::{SocketFile, begin_to_listen, bind_unix};
 
+use claim::{Claim, Ownership};
 use connection::{Connection, Signs};
 pub use counts::Clients;
 use counts::Counts;
@@ -61,16 +65,16 @@ use poll::Lookers;
 use session::Session;
 pub use uri::Uri;
 
-/// Those of all servers of this process.
+/// The pollers of all servers of this process.
 static LOOKERS: Lookers = Lookers::new();
 
-/// Most clients of one server. One more takes the place of the oldest that has no ring served; if
-/// there is none, it is closed immediately.
+/// Maximum clients of one server. At the limit, a new client replaces the oldest one without a
+/// served ring; if there is none, the new client is closed immediately.
 pub const CLIENTS_MAX: usize = 8;
-/// Clients that were closed to make room, and have not ended yet.
+/// Maximum clients that were closed for a new one and have not ended yet.
 const LEAVING_MAX: usize = 8;
 
-/// Every stated maximum.
+/// Returns every stated maximum.
 pub fn limits() -> [Limit; 9] {
     [
         limit("vhost_clients", CLIENTS_MAX as u64, "clients of a vhost-user export"),
@@ -79,70 +83,78 @@ pub fn limits() -> [Limit; 9] {
         limit("vhost_chain", chain::CHAIN_MAX as u64, "descriptors of a request"),
         limit("vhost_regions", memory::REGIONS_MAX as u64, "regions of a client's memory"),
         limit("vhost_region_bytes", memory::BYTES_MAX, "a client's memory"),
-        limit("vhost_look_ns", poll::LOOK_NS_MAX, "poll=auto: looking after a request"),
+        limit("vhost_look_ns", poll::LOOK_NS_MAX, "poll=auto: longest poll after a request"),
         limit(
             "vhost_vain_percent",
             100 / poll::VAIN_PARTS,
-            "poll=auto: the part of a ring's time that is looked at it in vain",
+            "poll=auto: the part of a ring's time for polls that find no request",
         ),
         limit("vhost_held_bytes", worker::HELD_BYTES_MAX, "a ring's requests, if more than one"),
     ]
 }
 
-/// State shared by the door and the clients.
+/// State shared by the listener's thread and the clients.
 #[derive(Debug)]
 struct Shared {
     device: Arc<Device>,
     uri: Uri,
     counts: Arc<Counts>,
+    ownership: Arc<Ownership>,
     places: Mutex<Vec<Place>>,
-    /// Those that were closed to make room.
+    /// Clients that were closed for a new one.
     leaving: Mutex<Vec<Queue>>,
     clients_max: AtomicUsize,
 }
 
-/// A client's place.
+/// A client's entry.
 #[derive(Debug)]
 struct Place {
     queue: Queue,
     signs: Arc<Signs>,
 }
 
-/// A device served by vhost-user. Dropping it stops it.
+/// A device served over vhost-user. Dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    door: Option<Queue>,
+    export: Option<Queue>,
+    /// The listening socket, until clients may connect.
+    closed: Option<Arc<OwnedFd>>,
     _socket_file: Option<SocketFile>,
 }
 
 impl Server {
     /// Serves `device` at `uri`.
     pub fn start(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
-        let (socket, socket_file) = listen_unix(&uri.path, &uri.access)?;
+        let mut server = Server::open(device, uri)?;
+        server.begin()?;
+        Ok(server)
+    }
+
+    /// Binds the address without letting clients in.
+    pub(crate) fn open(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+        let (socket, socket_file) = bind_unix(&uri.path, &uri.access)?;
         let shared = Arc::new(Shared {
             device: device.clone(),
             uri: uri.clone(),
             counts: Arc::default(),
+            ownership: Arc::default(),
             places: Mutex::new(Vec::new()),
             leaving: Mutex::new(Vec::new()),
             clients_max: AtomicUsize::new(CLIENTS_MAX),
         });
-        let for_door = shared.clone();
-        let door = Queue::listen("udm-vhost", socket, move |connection| {
-            for_door.welcome(connection);
-        })?;
-        Ok(Server { shared, door: Some(door), _socket_file: socket_file })
+        let closed = Some(Arc::new(socket));
+        Ok(Server { shared, export: None, closed, _socket_file: socket_file })
     }
 
-    /// Counts of its clients.
+    /// Returns counts of its clients.
     pub fn clients(&self) -> Clients {
         self.shared.counts.get()
     }
 
     fn end(&mut self) {
-        // The door first, so that no new client arrives.
-        drop(self.door.take());
+        // The listener's thread first, so that no new client arrives.
+        drop(self.export.take());
         let places = std::mem::take(&mut *lock(&self.shared.places));
         places.iter().for_each(|place| place.queue.stop());
         drop(places);
@@ -150,9 +162,18 @@ impl Server {
     }
 }
 
-impl Door for Server {
+impl Export for Server {
     fn uri(&self) -> crate::Uri {
         crate::Uri::Vhost(self.shared.uri.clone())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let Some(socket) = self.closed.take() else { return Ok(()) };
+        begin_to_listen(&socket, self.shared.uri.path.display())?;
+        let shared = self.shared.clone();
+        let welcome = move |connection| shared.welcome(connection);
+        self.export = Some(Queue::listen("udm-vhost", socket, welcome)?);
+        Ok(())
     }
 
     fn clients(&self) -> u64 {
@@ -164,14 +185,35 @@ impl Door for Server {
         let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
         let last = counts.last_violation.map_or(FactValue::Nothing, FactValue::Text);
         let polled = &self.shared.counts.polled;
+        let (rings, idle) = self.shared.rings();
+        let idle = idle.map_or(FactValue::Nothing, |idle| FactValue::Number(idle / SECOND));
+        let about = "how long a client has been connected without a ring, in seconds";
         vec![
-            number("accepted", counts.accepted, "clients since the door was opened"),
-            number("refused", counts.refused, "clients that were turned away: too many"),
-            number("violations", counts.violations, "clients that broke the protocol"),
-            number("broken_rings", counts.broken_rings, "rings that are not served any more"),
-            Fact { name: "last_violation", value: last, about: "what the last of those did" },
-            number("polled_us", polled.looked() / 1000, "microseconds of looking at rings"),
-            number("polled_in_vain_us", polled.in_vain() / 1000, "of those the ones in vain"),
+            number("rings", rings, "rings that are served now"),
+            Fact { name: "without_rings_seconds", value: idle, about },
+            number("accepted", counts.accepted, "clients since the export was opened"),
+            number(
+                "refused",
+                counts.refused,
+                "clients that were refused because there were too many",
+            ),
+            number("violations", counts.violations, "clients that violated the protocol"),
+            number("failed_rings", counts.failed_rings, "rings that failed"),
+            Fact {
+                name: "last_violation",
+                value: last,
+                about: "the last violation of the protocol",
+            },
+            number(
+                "busy_poll_us",
+                polled.looked() / 1000,
+                "time spent polling rings, in microseconds",
+            ),
+            number(
+                "busy_poll_wasted_us",
+                polled.in_vain() / 1000,
+                "time of polls that found no request, in microseconds",
+            ),
         ]
     }
 
@@ -199,7 +241,15 @@ impl Drop for Server {
 }
 
 impl Shared {
-    /// Gives a fresh connection its own queue.
+    /// Returns the number of served rings, and how long a client has had none.
+    fn rings(&self) -> (u64, Option<Nanos>) {
+        let places = lock(&self.places);
+        let there = || places.iter().filter(|place| !place.queue.is_over());
+        let rings = there().map(|place| place.signs.rings.load(Ordering::Relaxed)).sum();
+        (rings, there().filter_map(|place| place.signs.idle()).max())
+    }
+
+    /// Gives a new connection its own queue.
     fn welcome(self: &Arc<Shared>, socket: OwnedFd) {
         let mut places = lock(&self.places);
         places.retain(|place| !place.queue.is_over());
@@ -212,11 +262,11 @@ impl Shared {
         }
     }
 
-    /// Closes the oldest client without a ring that is served. Does not wait for its end.
+    /// Closes the oldest client without a served ring. Does not wait for its end.
     fn make_room(&self, places: &mut Vec<Place>) {
         let mut leaving = lock(&self.leaving);
         leaving.retain(|queue| !queue.is_over());
-        let is_unused = |place: &Place| !place.signs.is_serving.load(Ordering::Relaxed);
+        let is_unused = |place: &Place| place.signs.idle().is_some();
         if leaving.len() < LEAVING_MAX
             && let Some(at) = places.iter().position(is_unused)
         {
@@ -232,9 +282,13 @@ impl Shared {
         if others >= max {
             return Err(Error::new(Kind::Busy, format!("{max} clients are connected")));
         }
-        let name = format!("udm-vhost-{}", self.counts.has_come());
-        let signs = Arc::new(Signs::default());
-        let session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone());
+        let number = self.counts.has_come();
+        let name = format!("udm-vhost-{number}");
+        let signs = Arc::new(Signs::of_newcomer());
+        let mut session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone());
+        if !self.uri.is_shared {
+            session = session.alone(Claim::new(&self.ownership, number));
+        }
         let (counts, its_signs) = (self.counts.clone(), signs.clone());
         let queue =
             Queue::run(&name, move |_| Ok(Connection::new(socket, session, counts, its_signs)));

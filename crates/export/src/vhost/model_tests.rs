@@ -1,9 +1,9 @@
-//! Every crash point: a driver and a server of a ring, step by step, and the server dies after each
-//! of its stores to memory that outlives it. The driver goes on, the next server takes up what is
-//! noted, and may die as well. Each request is answered once; what is done for it is done before
-//! its answer, perhaps more than once, and in the order in which it was taken; none is lost.
+//! Every crash point of a ring: a driver and a server run step by step, and the server dies after
+//! each of its stores to memory that outlives it. The driver continues, and the next server
+//! recovers the log and may die as well. The checks: each request is answered exactly once; its
+//! work is done before its answer, at least once, and in the order of taking; no request is lost.
 //!
-//! Deliberate bugs ([`Mutant`]) must all be found, or this is not good enough.
+//! The test must find all deliberate bugs ([`Mutant`]).
 
 #![allow(clippy::unwrap_used, clippy::host_endian_bytes)]
 
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 
 use super::super::inflight::Extent;
 use super::super::proto::{Region, RingAddresses};
@@ -25,20 +25,20 @@ const USED: u64 = 0x2000;
 const DATA: u64 = 0x3000;
 const ENTRIES: u16 = 4;
 
-/// What happens, in this order.
+/// A step of a program.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The driver makes a request of this many descriptors available, if it has as many.
+    /// The driver makes a request of this many descriptors available, if it has enough.
     Offer(u16),
-    /// The server takes what is available.
+    /// The server takes the available requests.
     Fetch,
-    /// The request that was taken so long ago is done, and is answered.
+    /// The server carries out and answers the request at this position among the taken ones.
     Answer(usize),
-    /// The driver sees the answers so far.
+    /// The server publishes the answers so far.
     Publish,
-    /// The driver takes the answers that it sees.
+    /// The driver takes the published answers.
     Pop,
-    /// The server ends in order: it gives back what it has not done, as far as it is the newest.
+    /// The server ends in order: it gives back the newest requests that it has not carried out.
     End,
 }
 
@@ -46,7 +46,7 @@ use Step::{Answer, End, Fetch, Offer, Pop, Publish};
 
 const PROGRAMS: [&[Step]; 5] = [
     &[Offer(1), Fetch, Answer(0), Publish, Pop, Offer(1), Fetch, Answer(0), Publish, Pop],
-    // Out of order, in batches, over the end of the ring.
+    // Out of order, in batches, across the end of the ring.
     &[
         Offer(1),
         Offer(2),
@@ -69,7 +69,7 @@ const PROGRAMS: [&[Step]; 5] = [
         Pop,
         Offer(2),
     ],
-    // The first is the last.
+    // The first request is answered last.
     &[
         Offer(1),
         Offer(1),
@@ -94,7 +94,7 @@ const PROGRAMS: [&[Step]; 5] = [
         Publish,
         Pop,
     ],
-    // All entries, and one request has all of them.
+    // All entries, and a request that takes all of them.
     &[
         Offer(4),
         Fetch,
@@ -140,7 +140,7 @@ const PROGRAMS: [&[Step]; 5] = [
     ],
 ];
 
-/// What the driver does after a death, before the next server comes.
+/// The driver's action between a death and the next server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
@@ -152,32 +152,32 @@ const MEANWHILE: [Meanwhile; 3] = [Meanwhile::Nothing, Meanwhile::Pops, Meanwhil
 
 type Judged<T> = std::result::Result<T, String>;
 
-/// What is wrong, as the result of a judgement.
+/// Returns an error, as the result of a check.
 fn wrong_because<T>(words: impl Into<String>) -> Judged<T> {
     Err(words.into())
 }
 
-/// Memory that outlives servers, its driver, and what it knows.
-struct World {
+/// Memory that outlives servers, its driver, and the driver's state.
+struct Fixture {
     memory: Memory,
-    /// The same, for the driver.
-    shared: Foreign,
+    /// The driver's view of the memory.
+    shared: ClientMemory,
     notes: Notes,
     is_packed: bool,
     available: Cursor,
     used: Cursor,
-    /// Descriptors that are free, or as many names.
+    /// Free descriptors (split) or ids (packed).
     free: Vec<u16>,
-    /// Requests without an answer: their numbers and descriptors, by their names.
+    /// Unanswered requests: their numbers and descriptors, by id.
     waiting: BTreeMap<u16, (u64, Vec<u16>)>,
     offered: u64,
     done: BTreeSet<u64>,
     answered: BTreeSet<u64>,
-    /// Where a server ended in order.
+    /// The base at which a server ended in order.
     base: u32,
 }
 
-/// A server: what it has taken and not answered.
+/// A server, with its taken and unanswered requests.
 struct Server {
     ring: Virtqueue,
     taken: Vec<(u16, u64, Option<u16>)>,
@@ -190,16 +190,16 @@ fn memfd() -> OwnedFd {
     file
 }
 
-impl World {
-    fn new(is_packed: bool) -> World {
+impl Fixture {
+    fn new(is_packed: bool) -> Fixture {
         let file = memfd();
         let mut memory = Memory::default();
         memory.add(Region { guest: 0, len: BYTES, user: 0, offset: 0 }, &file).unwrap();
         let extent = Extent { bytes: 0, offset: 0, rings: 1, entries: ENTRIES, is_packed }.needed();
         let begin = Cursor { index: 0, is_odd: is_packed };
-        World {
+        Fixture {
             memory,
-            shared: Foreign::map(&file, 0, BYTES).unwrap(),
+            shared: ClientMemory::map(&file, 0, BYTES).unwrap(),
             notes: Notes::map(&extent.make().unwrap(), extent).unwrap(),
             is_packed,
             available: begin,
@@ -217,8 +217,8 @@ impl World {
         let addresses = RingAddresses { descriptors: 0, used: USED, available: AVAILABLE };
         let features = if self.is_packed { feature::RING_PACKED } else { 0 };
         let shape = Shape { entries: ENTRIES, addresses, features };
-        // As QEMU does it: a split ring from its answers on, a packed one from where it was when
-        // a server was asked last.
+        // Like QEMU: a split ring starts at its used index, a packed one at the base that the last
+        // server reported.
         let base = if self.is_packed { self.base } else { self.used.index.into() };
         let ring = Virtqueue::open(shape, &self.memory, base, Some(&self.notes), 0);
         let ring = ring.map_err(|violation| format!("a server refuses: {violation}"))?;
@@ -263,7 +263,7 @@ impl World {
         self.waiting.insert(id, (number, chain));
     }
 
-    /// The next answer's name, if there is one.
+    /// Returns the next answer's id, if there is one.
     fn next_answer(&self) -> Option<u16> {
         if !self.is_packed {
             let count = self.shared.u16_at(USED + 2).load(Ordering::Acquire);
@@ -299,18 +299,18 @@ impl World {
 }
 
 impl Server {
-    fn fetch(&mut self, world: &World) -> Judged<()> {
+    fn fetch(&mut self, fixture: &Fixture) -> Judged<()> {
         let mut chain = Chain::default();
         while !steps::is_dead() {
-            let next = self.ring.peek(&world.memory, &mut chain);
+            let next = self.ring.peek(&fixture.memory, &mut chain);
             let next = next.map_err(|violation| format!("a ring is broken: {violation}"))?;
             let Some(id) = next else { return Ok(()) };
             if self.taken.iter().any(|(taken, _, _)| *taken == id) {
                 return wrong_because(format!("{id} is taken twice"));
             }
             let place = self.ring.accept(id);
-            let number = world.shared.u64_at(chain.readable[0].guest).load(Ordering::Relaxed);
-            // What is given back comes again.
+            let number = fixture.shared.u64_at(chain.readable[0].guest).load(Ordering::Relaxed);
+            // Requests that were given back are taken again.
             if self.newest.is_some_and(|newest| newest > number) {
                 return wrong_because(format!("request {number} is taken after a later one"));
             }
@@ -320,20 +320,20 @@ impl Server {
         Ok(())
     }
 
-    fn answer(&mut self, world: &mut World, nth: usize) -> Judged<()> {
+    fn answer(&mut self, fixture: &mut Fixture, nth: usize) -> Judged<()> {
         if nth >= self.taken.len() {
             return Ok(());
         }
         let (id, number, _) = self.taken.remove(nth);
-        if world.answered.contains(&number) {
+        if fixture.answered.contains(&number) {
             return wrong_because(format!("request {number} is done after its answer"));
         }
-        world.done.insert(number);
+        fixture.done.insert(number);
         self.ring.answer(id, 1);
         Ok(())
     }
 
-    fn end(&mut self, world: &mut World) -> Judged<()> {
+    fn end(&mut self, fixture: &mut Fixture) -> Judged<()> {
         loop {
             let is_newest = |(id, _, place): &(u16, u64, Option<u16>)| {
                 place.is_some_and(|place| self.ring.is_newest(*id, place))
@@ -343,66 +343,67 @@ impl Server {
             self.ring.give_back(id);
         }
         if !steps::is_dead() {
-            world.base = self.ring.base();
-            *self = world.serve()?;
+            fixture.base = self.ring.base();
+            *self = fixture.serve()?;
         }
         Ok(())
     }
 
-    fn step(&mut self, world: &mut World, step: Step) -> Judged<()> {
+    fn step(&mut self, fixture: &mut Fixture, step: Step) -> Judged<()> {
         match step {
-            Offer(count) => world.offer(count),
-            Fetch => self.fetch(world)?,
-            Answer(nth) => self.answer(world, nth)?,
+            Offer(count) => fixture.offer(count),
+            Fetch => self.fetch(fixture)?,
+            Answer(nth) => self.answer(fixture, nth)?,
             Publish => self.ring.publish().map_err(|violation| violation.to_string())?,
-            Pop => world.pop()?,
-            End => self.end(world)?,
+            Pop => fixture.pop()?,
+            End => self.end(fixture)?,
         }
         Ok(())
     }
 }
 
-/// Runs `program` with servers that live for this many steps, and then one that does not die.
-/// Returns whether all of them died.
+/// Runs `program` with servers that live for these numbers of steps, and then one that does not
+/// die. Returns whether all of them died.
 fn run(is_packed: bool, program: &[Step], lives: &[u64], meanwhile: Meanwhile) -> Judged<bool> {
-    let mut world = World::new(is_packed);
+    let mut fixture = Fixture::new(is_packed);
     let mut steps_left = program.iter();
     let mut has_all_died = true;
     for life in lives {
         steps::lives_for(*life);
-        let mut server = world.serve()?;
-        // What an earlier one has left undone comes first.
-        server.fetch(&world)?;
+        let mut server = fixture.serve()?;
+        // The requests of an earlier server come first.
+        server.fetch(&fixture)?;
         while !steps::is_dead() {
             let Some(step) = steps_left.next() else { break };
-            server.step(&mut world, *step)?;
+            server.step(&mut fixture, *step)?;
         }
         has_all_died &= steps::is_dead();
         if meanwhile != Meanwhile::Nothing {
-            world.pop()?;
+            fixture.pop()?;
         }
         if meanwhile == Meanwhile::PopsAndOffers {
-            world.offer(1);
-            world.offer(2);
+            fixture.offer(1);
+            fixture.offer(2);
         }
     }
     steps::lives_for(u64::MAX);
-    let mut server = world.serve()?;
+    let mut server = fixture.serve()?;
     let rest: Vec<Step> = steps_left.copied().chain([Fetch, Answer(0), Publish, Pop]).collect();
-    server.fetch(&world)?;
-    rest.iter().try_for_each(|step| server.step(&mut world, *step))?;
+    server.fetch(&fixture)?;
+    rest.iter().try_for_each(|step| server.step(&mut fixture, *step))?;
     for _ in 0..2 * ENTRIES {
         [Fetch, Answer(1), Answer(0), Publish, Pop]
             .iter()
-            .try_for_each(|step| server.step(&mut world, *step))?;
+            .try_for_each(|step| server.step(&mut fixture, *step))?;
     }
-    if world.waiting.is_empty() {
+    if fixture.waiting.is_empty() {
         return Ok(has_all_died);
     }
-    wrong_because(format!("never answered: {:?}", world.waiting))
+    wrong_because(format!("never answered: {:?}", fixture.waiting))
 }
 
-/// All programs, and all moments in which one server dies, or two do. Returns how many there were.
+/// Runs all programs, with all moments at which one server dies, or two do. Returns the number of
+/// runs.
 fn explore(is_packed: bool, has_two: bool) -> Judged<u64> {
     let mut count = 0;
     for (nth, program) in PROGRAMS.iter().enumerate() {
@@ -416,7 +417,7 @@ fn explore(is_packed: bool, has_two: bool) -> Judged<u64> {
                 if !judge(&[first])? {
                     break;
                 }
-                // The second one dies soon: while it takes up, or a little later.
+                // The second server dies soon: during recovery or shortly after it.
                 for second in 0..if has_two { 40 } else { 0 } {
                     judge(&[first, second])?;
                 }

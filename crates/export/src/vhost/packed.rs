@@ -1,18 +1,19 @@
-//! A packed ring: one table of descriptors, in which the driver makes requests available and the
-//! device says which it has used, each going round at its own pace; and a word for each side's wish
-//! to be notified.
+//! A packed ring: one table of descriptors, through which driver and device cycle independently.
+//! The driver makes requests available there, the device marks them used. Each side has a word that
+//! controls its notifications.
 //!
-//! All of it lies in the guest's memory and may change at any time. What is wrong with a ring ends
-//! its use, as with split ones.
+//! The whole ring is in the guest's memory and may change at any time. An error in a ring ends its
+//! use, as with split rings.
 //!
-//! 1. Two flags of a descriptor say whose it is. What they mean turns round with each lap, and so
-//!    each side counts its laps, by one bit.
-//! 2. Used descriptors are written where the device is in the table, in the order of the answers.
-//!    They overwrite descriptors of requests that are still in flight, whose memory is known here.
-//! 3. All descriptors between the used and the next one are of requests in flight: there are never
-//!    more of them than entries.
-//! 4. The last store of an answer is its flags. So each answer is seen whole or not at all, and in
-//!    its turn: there is nothing after it that a dead server could have left half done.
+//! 1. Two flags of a descriptor encode its owner. Their meaning is inverted with each lap, so each
+//!    side counts its laps with one bit.
+//! 2. Used descriptors are written at the device's position in the table, in the order of the
+//!    answers. They overwrite descriptors of requests in flight, whose memory is therefore kept
+//!    here.
+//! 3. All descriptors between the used and the next position belong to requests in flight: never
+//!    more than the ring has entries.
+//! 4. The flags are the last store of an answer. So the driver sees each answer whole or not at
+//!    all, and in order; a dead server leaves no half-finished answer.
 
 use udm::sync::statics::atomic::{Ordering, fence};
 
@@ -24,22 +25,22 @@ use super::memory::{Memory, Place};
 use super::proto::{RingAddresses, Violation, feature, u16_at, u32_at, u64_at, wrong};
 use super::steps::{self, Mutant, has};
 
-/// Places in a descriptor.
+/// Offsets in a descriptor.
 const LEN_AT: u64 = 8;
 const ID_AT: u64 = 12;
 const FLAGS_AT: u64 = 14;
-/// Flags of a descriptor: which lap its owner is in.
+/// Flags of a descriptor: the lap of its owner.
 const IS_AVAILABLE: u16 = 1 << 7;
 const IS_USED: u16 = 1 << 15;
 
-/// Bytes of a wish: a place in the ring, and the flags.
+/// Bytes of an event suppression structure: a position in the ring, and the flags.
 const WISH_BYTES: u64 = 4;
-/// Wishes: each time, never, when a place is passed.
+/// Its flags: notify always, never, or when a position is passed.
 const ALWAYS: u16 = 0;
 const NEVER: u16 = 1;
 const AT_PLACE: u16 = 2;
 
-/// A place in the ring, and the parity of the lap, which begins with an odd one.
+/// A position in the ring, and the parity of its lap; the first lap is odd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     /// The entry.
@@ -49,17 +50,17 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// As it is in messages and wishes.
+    /// Decodes the form in messages and in event suppression structures.
     pub fn parse(bits: u16) -> Cursor {
         Cursor { index: bits & 0x7fff, is_odd: bits & 0x8000 != 0 }
     }
 
-    /// As it is in messages and wishes.
+    /// Encodes the form in messages and in event suppression structures.
     pub fn print(self) -> u16 {
         self.index | u16::from(self.is_odd) << 15
     }
 
-    /// This many entries further, at most a lap.
+    /// The position `count` entries further, at most one lap.
     #[inline]
     pub fn after(self, count: u16, entries: u16) -> Cursor {
         let index = u32::from(self.index) + u32::from(count);
@@ -69,7 +70,7 @@ impl Cursor {
         }
     }
 
-    /// This many entries back, at most a lap.
+    /// The position `count` entries back, at most one lap.
     pub fn before(self, count: u16, entries: u16) -> Cursor {
         match self.index.checked_sub(count) {
             Some(index) => Cursor { index, ..self },
@@ -77,7 +78,7 @@ impl Cursor {
         }
     }
 
-    /// How many entries `self` is ahead of `other`, if it is less far ahead than is known by laps.
+    /// How many entries `self` is ahead of `other`, if the distance is less than the laps can tell.
     fn ahead_of(self, other: Cursor, entries: u16) -> i32 {
         let lap = if self.is_odd == other.is_odd { 0 } else { i32::from(entries) };
         lap + i32::from(self.index) - i32::from(other.index)
@@ -88,32 +89,32 @@ impl Cursor {
         if self.is_odd { IS_AVAILABLE | IS_USED } else { 0 }
     }
 
-    /// Whether these flags are of a descriptor that the driver has made available in this lap, and
-    /// that the device has not used.
+    /// Whether these flags belong to a descriptor that the driver has made available in this lap
+    /// and the device has not used.
     #[inline]
     pub fn is_available(self, flags: u16) -> bool {
         flags & (IS_AVAILABLE | IS_USED) == if self.is_odd { IS_AVAILABLE } else { IS_USED }
     }
 }
 
-/// Where a ring is, as messages say it: the next entry to take, and the next to use.
+/// Encodes a ring's position for messages: the next entry to take, and the next to use.
 pub fn base(next: Cursor, used: Cursor) -> u32 {
     u32::from(next.print()) | u32::from(used.print()) << 16
 }
 
-/// A descriptor, copied.
+/// A copied descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The memory that it leads to.
+    /// Its memory.
     pub piece: Piece,
-    /// The driver's name for the request.
+    /// The driver's id of the request.
     pub id: u16,
-    /// What it is.
+    /// Its flags.
     pub flags: u16,
 }
 
 impl Descriptor {
-    /// Reads it.
+    /// Decodes it.
     pub fn parse(bytes: &[u8]) -> Descriptor {
         let piece = Piece { guest: u64_at(bytes, 0), len: u32_at(bytes, LEN_AT as usize) };
         let (id, flags) = (u16_at(bytes, ID_AT as usize), u16_at(bytes, FLAGS_AT as usize));
@@ -125,9 +126,9 @@ impl Descriptor {
 #[derive(Clone, Debug)]
 struct Parts {
     descriptors: Place,
-    /// When the driver wants to be called.
+    /// The driver's event suppression: when to call it.
     driver: Place,
-    /// When the device wants to be kicked.
+    /// The device's event suppression: when to kick it.
     device: Place,
 }
 
@@ -154,20 +155,20 @@ pub struct Packed {
     used: Cursor,
     /// Descriptors between the two.
     in_flight: u16,
-    /// Descriptors of each request in flight, by its name.
+    /// Number of descriptors of each request in flight, by its id.
     counts: Vec<u16>,
-    /// Descriptors that were used since the driver was last asked whether it wants a call.
+    /// Descriptors used since the last check whether the driver wants a call.
     unheard: u32,
-    /// What the driver has last heard of wishes.
+    /// The last stored value of the device's event suppression.
     told: Option<u32>,
-    /// The request that was read last.
+    /// The descriptors of the last read request.
     peeked: Vec<Descriptor>,
-    /// A table of descriptors, copied.
+    /// A copied table of descriptors.
     table: Vec<u8>,
 }
 
 impl Packed {
-    /// The ring with `shape`, which is where `base` says.
+    /// Opens the ring with `shape` at the position `base`.
     pub fn new(shape: Shape, memory: &Memory, base: u32) -> Result<Packed, Violation> {
         let entries = shape.entries;
         if entries == 0 || entries > ENTRIES_MAX {
@@ -176,7 +177,7 @@ impl Packed {
             ));
         }
         let (next, mut used) = (Cursor::parse(base as u16), Cursor::parse((base >> 16) as u16));
-        // Some clients say only where the next one is.
+        // Some clients send only the position of the next entry.
         if base >> 16 == 0 && next.is_odd {
             used = next;
         }
@@ -200,14 +201,14 @@ impl Packed {
         })
     }
 
-    /// Its memory is another one now.
+    /// Switches to new memory.
     pub fn moved(&mut self, memory: &Memory) -> Result<(), Violation> {
         self.parts = Parts::find(&self.shape, memory)?;
         self.told = None;
         Ok(())
     }
 
-    /// Entries.
+    /// Number of entries.
     pub fn entries(&self) -> u16 {
         self.shape.entries
     }
@@ -222,11 +223,11 @@ impl Packed {
         self.used
     }
 
-    /// The flags of the entry at `cursor`.
+    /// Returns the flags of the entry at `cursor`.
     pub fn flags_at(&self, cursor: Cursor) -> Result<u16, Violation> {
         let place = &self.parts.descriptors;
         let at = place.at + u64::from(cursor.index) * DESCRIPTOR_BYTES as u64 + FLAGS_AT;
-        let flags = place.foreign.u16_at(at).load(Ordering::Acquire);
+        let flags = place.client_memory.u16_at(at).load(Ordering::Acquire);
         place.check()?;
         Ok(flags)
     }
@@ -237,8 +238,8 @@ impl Packed {
         Ok(self.next.is_available(self.flags_at(self.next)?))
     }
 
-    /// Reads the next request into `chain`, and returns the driver's name for it; `None` if there
-    /// is none. It stays the next one until [`Packed::accept`].
+    /// Reads the next request into `chain`, and returns its id; `None` if there is none. It is
+    /// still the next one until [`Packed::accept`].
     pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
         if !self.has_request()? {
             return Ok(None);
@@ -247,7 +248,7 @@ impl Packed {
         let entries = self.shape.entries;
         let mut cursor = self.next;
         loop {
-            // The others belong to requests in flight, and so would this one.
+            // The other descriptors belong to requests in flight, so this one would, as well.
             if usize::from(self.in_flight) + self.peeked.len() >= usize::from(entries) {
                 return wrong(format!("more descriptors available than a ring of {entries} has"));
             }
@@ -264,12 +265,12 @@ impl Packed {
         read.map(Some)
     }
 
-    /// The descriptors of the request that was read last.
+    /// The descriptors of the last read request.
     pub fn peeked(&self) -> &[Descriptor] {
         &self.peeked
     }
 
-    /// The request that was read last is the device's now.
+    /// Takes the last read request.
     #[inline]
     pub fn accept(&mut self, id: u16) {
         let count = self.peeked.len() as u16;
@@ -282,20 +283,20 @@ impl Packed {
         self.in_flight += count;
     }
 
-    /// Whether the request `id`, which began at `start`, is the last one that was accepted.
+    /// Whether the request `id`, which started at `start`, is the last one that was accepted.
     pub fn is_newest(&self, id: u16, start: Cursor) -> bool {
         start.after(self.counts[usize::from(id)], self.shape.entries) == self.next
     }
 
-    /// Gives the last request that was accepted back, as if it had never been.
+    /// Gives the last accepted request back, as if it had not been taken.
     pub fn give_back(&mut self, id: u16) {
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         self.in_flight -= count;
         self.next = self.next.before(count, self.shape.entries);
     }
 
-    /// The ring has come to `used`, and all requests in flight are these: names, and how many
-    /// descriptors each has.
+    /// Moves the ring to the position `used`, with these requests in flight: their ids, and their
+    /// numbers of descriptors.
     pub fn go_on(&mut self, used: Cursor, in_flight: impl Iterator<Item = (u16, u16)>) {
         self.in_flight = 0;
         in_flight.for_each(|(id, count)| self.hold(id, count));
@@ -303,7 +304,7 @@ impl Packed {
         self.next = used.after(self.in_flight, self.shape.entries);
     }
 
-    /// Reads the request with these descriptors into `chain`. Returns the driver's name for it.
+    /// Reads the request with these descriptors into `chain`. Returns its id.
     pub fn walk(
         &mut self,
         descriptors: &[Descriptor],
@@ -316,9 +317,9 @@ impl Packed {
                 chain.add(descriptor.piece, descriptor.flags, memory)?;
                 continue;
             }
-            // Only alone: before that, descriptors lead on to one in the ring.
+            // An indirect table must be the only descriptor of its request.
             if descriptors.len() > 1 {
-                return wrong("a table of descriptors where none may be");
+                return wrong("an unexpected table of descriptors");
             }
             self.walk_table(*descriptor, memory, chain)?;
         }
@@ -333,12 +334,12 @@ impl Packed {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let place = &self.parts.descriptors;
         let at = place.at + u64::from(cursor.index) * DESCRIPTOR_BYTES as u64;
-        place.foreign.load(at, &mut bytes);
+        place.client_memory.load(at, &mut bytes);
         place.check()?;
         Ok(Descriptor::parse(&bytes))
     }
 
-    /// Reads the table that `at` leads to: all of it, in order.
+    /// Reads the table at `at`: all of it, in order.
     fn walk_table(
         &mut self,
         at: Descriptor,
@@ -356,45 +357,46 @@ impl Packed {
         Ok(())
     }
 
-    /// Where the ring will be when `id` is answered.
+    /// The used position after an answer to `id`.
     pub fn used_after(&self, id: u16) -> Cursor {
         self.used.after(self.counts[usize::from(id)], self.shape.entries)
     }
 
-    /// Shows the driver that request `id` is done, and how many bytes were written for it.
+    /// Publishes the answer to request `id`, with the number of bytes written for it.
     #[inline]
     pub fn push(&mut self, id: u16, written: u32) {
-        let Place { foreign, at } = &self.parts.descriptors;
+        let Place { client_memory, at } = &self.parts.descriptors;
         let at = at + u64::from(self.used.index) * DESCRIPTOR_BYTES as u64;
         let flags = self.used.used_flags() | if written > 0 { IS_WRITABLE } else { 0 };
         if has(Mutant::ShownEarly) {
-            steps::store_u16(foreign, at + FLAGS_AT, flags);
+            steps::store_u16(client_memory, at + FLAGS_AT, flags);
         }
-        steps::store_u32(foreign, at + LEN_AT, written);
-        steps::store_u16(foreign, at + ID_AT, id);
-        steps::store_u16(foreign, at + FLAGS_AT, flags);
+        steps::store_u32(client_memory, at + LEN_AT, written);
+        steps::store_u16(client_memory, at + ID_AT, id);
+        steps::store_u16(client_memory, at + FLAGS_AT, flags);
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         self.used = self.used.after(count, self.shape.entries);
         self.in_flight -= count;
         self.unheard = self.unheard.saturating_add(count.into());
     }
 
-    /// An error if some of the ring was cut off.
+    /// Returns an error if a part of the ring was truncated.
     #[inline]
     pub fn check(&self) -> Result<(), Violation> {
         self.parts.descriptors.check()
     }
 
-    /// Whether the driver wants a call for what was used since this was last asked.
+    /// Whether the driver wants a call for the descriptors used since the last check.
     pub fn needs_call(&mut self) -> bool {
         let unheard = std::mem::take(&mut self.unheard);
         if unheard == 0 {
             return false;
         }
-        // Its wish is read after the flags were stored: or both sides wait for each other.
+        // The driver's word is read after the flags were stored: otherwise both sides could wait
+        // for each other.
         fence(Ordering::SeqCst);
-        let Place { foreign, at } = &self.parts.driver;
-        let wish = foreign.u32_at(*at).load(Ordering::Relaxed);
+        let Place { client_memory, at } = &self.parts.driver;
+        let wish = client_memory.u32_at(*at).load(Ordering::Relaxed);
         match (wish >> 16) as u16 {
             NEVER => false,
             AT_PLACE if self.shape.has(feature::EVENT_IDX) => {
@@ -407,15 +409,15 @@ impl Packed {
         }
     }
 
-    /// Asks the driver to kick for the next request, and says whether the device may sleep until
-    /// then: nothing is there already.
+    /// Asks the driver to kick at the next request. Returns whether the device may sleep until
+    /// then: no request is available already.
     pub fn may_sleep(&mut self) -> Result<bool, Violation> {
         self.ask_and_look(|| ())
     }
 
-    /// The driver stores its flags, then reads the wish; so the wish comes first here, and then the
-    /// look. Each side sees the other's, or both do. `between` is what a test's driver does
-    /// meanwhile.
+    /// The driver stores its flags, then reads the device's word. So the device stores its word
+    /// first, and then checks for requests: at least one side sees the other's store. `between` is
+    /// the action of a test's driver between the two steps.
     fn ask_and_look(&mut self, between: impl FnOnce()) -> Result<bool, Violation> {
         let has_places = self.shape.has(feature::EVENT_IDX);
         self.tell(if has_places { AT_PLACE } else { ALWAYS });
@@ -429,13 +431,13 @@ impl Packed {
         self.tell(NEVER);
     }
 
-    /// Both halves of the wish are one store: no place belongs to another wish.
+    /// Both halves are one store: a position never appears with the flags of another store.
     fn tell(&mut self, wish: u16) {
         let place = if wish == AT_PLACE { self.next.print() } else { 0 };
         let wish = u32::from(place) | u32::from(wish) << 16;
         if self.told.replace(wish) != Some(wish) {
-            let Place { foreign, at } = &self.parts.device;
-            foreign.u32_at(*at).store(wish, Ordering::Relaxed);
+            let Place { client_memory, at } = &self.parts.device;
+            client_memory.u32_at(*at).store(wish, Ordering::Relaxed);
         }
     }
 }

@@ -1,20 +1,20 @@
-//! How long one side of a ring looks at it before it sleeps.
+//! Busy polling: the time for which one side of a ring polls it before it sleeps.
 //!
-//! To sleep and to be woken costs both sides some 20 us, to look costs a processor. So `auto` looks
-//! as long as it has paid lately, within bounds that do not depend on what the other side does:
+//! Sleeping and waking up costs both sides about 20 us; polling costs a processor. `auto` polls as
+//! long as that has paid off lately, within bounds that do not depend on the other side:
 //!
-//! 1. A look begins when a request (or an answer) was found, and never otherwise: a silent ring is
-//!    not looked at.
-//! 2. It ends after twice the usual time from one request to the next, and after [`LOOK_NS_MAX`] in
-//!    any case. If the next one usually comes later than that, there is no look at all.
-//! 3. Time is spent in vain if the thread sleeps in the end anyway, and as far as a look is longer
-//!    than the sleep that it replaced. At most one part in [`VAIN_PARTS`] of the time is, and
-//!    [`VAIN_NS_MAX`] that were saved up. A look in which the processor was taken away is longer
-//!    than it was meant to be: that must be earned before the next one.
-//! 4. At most half of the processors look, and all but the shortest looks give theirs up to others.
+//! 1. A poll starts only when a request (or an answer) was found: a silent ring is not polled.
+//! 2. A poll ends after twice the usual time between two requests, and after [`LOOK_NS_MAX`] in any
+//!    case. If the next request usually arrives later than that, the ring is not polled.
+//! 3. Poll time is wasted if the thread sleeps afterwards, and to the extent that a successful poll
+//!    takes longer than the sleep that it replaces. At most one part in [`VAIN_PARTS`] of the time
+//!    is wasted, plus a saved-up credit of at most [`VAIN_NS_MAX`]. If the scheduler interrupts a
+//!    poll, the poll takes longer than planned; that time must be earned back before the next poll.
+//! 4. At most half of the processors poll, and all polls except the shortest yield to other
+//!    threads.
 //!
-//! A look only puts the sleep off. Before it, kicks are asked for and the ring is read once more,
-//! as without looks: nobody sleeps while work waits.
+//! A poll only delays the sleep. Before the thread sleeps, it asks for kicks and checks the ring
+//! once more, as without polling, so it never sleeps while a request is available.
 
 use std::str::FromStr;
 
@@ -23,26 +23,25 @@ use udm::sync::Arc;
 use udm::sync::statics::atomic::{AtomicU64, AtomicUsize, Ordering};
 use udm::units::Nanos;
 
-/// The longest look of `auto`.
+/// The longest poll of `auto`.
 pub const LOOK_NS_MAX: Nanos = 100_000;
-/// The shortest, if there is one.
+/// The shortest poll.
 const LOOK_NS_MIN: Nanos = 5_000;
-/// What a look may cost if it replaces a sleep.
+/// The poll time that is not counted as wasted if it replaces a sleep.
 const SLEEP_NS: Nanos = 20_000;
-/// Of this many parts of the time, one may be spent in vain.
+/// One in this many parts of the time may be wasted.
 pub const VAIN_PARTS: u64 = 10;
-/// Time that may be spent in vain before the first part of it has passed.
+/// Poll time that may be wasted at the start, before any of it is earned.
 pub const VAIN_NS_MAX: Nanos = 1_000_000;
-/// The usual time from one to the next is the mean of about this many.
+/// The usual time between two requests is the mean of about this many.
 const GAPS: u64 = 8;
 
-/// Glances at a ring before other threads that could run here do so: some microseconds. The other
-/// side needs about two to ask or answer, and to offer the processor costs half of one, even if
-/// nobody takes it.
+/// Checks of a ring before the thread yields: some microseconds. The other side needs about two to
+/// ask or answer, and yielding costs half of one, even if no other thread takes the processor.
 pub const GLANCES: u32 = 100;
 
-/// Glances at a ring, up to `most` times, until something is there. If nothing is, another thread
-/// may run, which may be the one that is waited for.
+/// Checks a ring up to `most` times, until it has a request. If it has none, another thread
+/// may run, possibly the one that this thread waits for.
 pub fn glance(most: u32, is_there: impl Fn() -> bool) {
     for _ in 0..most {
         if is_there() {
@@ -53,12 +52,12 @@ pub fn glance(most: u32, is_there: impl Fn() -> bool) {
     std::thread::yield_now();
 }
 
-/// Whether to look at a ring before sleeping.
+/// Whether to poll a ring before sleeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
     /// Sleep immediately.
     Never,
-    /// Look as long as it pays.
+    /// Poll as long as it pays off.
     #[default]
     Auto,
     /// Never sleep.
@@ -66,7 +65,7 @@ pub enum Poll {
 }
 
 impl Poll {
-    /// As it is written.
+    /// Its name in options.
     pub fn name(self) -> &'static str {
         match self {
             Poll::Never => "never",
@@ -81,17 +80,18 @@ impl FromStr for Poll {
 
     fn from_str(text: &str) -> Result<Poll> {
         let found = [Poll::Never, Poll::Auto, Poll::Always].into_iter().find(|p| p.name() == text);
-        let wrong = || Error::new(Kind::Invalid, format!("poll={text}: auto, never or always"));
+        let wrong =
+            || Error::new(Kind::Invalid, format!("poll={text} is not auto, never or always"));
         found.ok_or_else(wrong)
     }
 }
 
-/// Who looks just now, of those that share processors.
+/// Number of threads that are polling now, among those that share processors.
 #[derive(Debug)]
 pub struct Lookers(AtomicUsize);
 
 impl Lookers {
-    /// Nobody.
+    /// A counter at zero.
     #[expect(clippy::new_without_default, reason = "it is for statics")]
     pub const fn new() -> Lookers {
         Lookers(AtomicUsize::new(0))
@@ -107,7 +107,7 @@ impl Lookers {
     }
 }
 
-/// Time spent looking, of all who count here.
+/// Poll time of all pollers that share this counter.
 #[derive(Debug, Default)]
 pub struct Spent {
     looked: AtomicU64,
@@ -115,18 +115,18 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Nanoseconds of looking.
+    /// Nanoseconds spent polling.
     pub fn looked(&self) -> Nanos {
         self.looked.load(Ordering::Relaxed)
     }
 
-    /// Of those, the ones in vain.
+    /// Wasted nanoseconds among them.
     pub fn in_vain(&self) -> Nanos {
         self.in_vain.load(Ordering::Relaxed)
     }
 }
 
-/// A look that has begun.
+/// A poll in progress.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     since: Nanos,
@@ -141,26 +141,26 @@ pub struct Poller {
     lookers_max: usize,
     spent: Arc<Spent>,
     look: Option<Look>,
-    /// When something was found last, if that was not looked for since.
+    /// Time of the last request found, if no poll followed it.
     found_at: Option<Nanos>,
-    /// Whether the thread has had nothing to do since then.
+    /// Whether the thread has been idle since then.
     is_idle: bool,
-    /// The usual time from there to the next.
+    /// The usual time until the next request.
     gap: Nanos,
-    /// Nanoseconds that may be spent in vain. Below zero after a look in which the processor was
-    /// taken away: others need it, and there is no look until that is earned, too.
+    /// Nanoseconds that may be wasted. Negative after a poll that the scheduler interrupted: other
+    /// threads need the processor, and the debt must be earned back before the next poll.
     credit: i64,
     credited_at: Option<Nanos>,
 }
 
 impl Poller {
-    /// For a ring; what it spends is counted in `spent`.
+    /// Creates a poller for a ring; it counts its time in `spent`.
     pub fn new(poll: Poll, lookers: &'static Lookers, spent: Arc<Spent>) -> Poller {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Poller {
             poll,
             lookers,
-            // With one processor, a look only keeps away who is waited for.
+            // With one processor, polling only delays the thread that is waited for.
             lookers_max: processors / 2,
             spent,
             look: None,
@@ -172,12 +172,12 @@ impl Poller {
         }
     }
 
-    /// Whether it ever looks.
+    /// Whether it polls at all.
     pub fn is_on(&self) -> bool {
         self.poll != Poll::Never
     }
 
-    /// There was something to do.
+    /// Records that there was work.
     #[inline]
     pub fn found(&mut self, now: impl FnOnce() -> Nanos) {
         if self.is_on() {
@@ -197,7 +197,7 @@ impl Poller {
         (self.found_at, self.is_idle) = (Some(now), false);
     }
 
-    /// There is nothing to do: whether to look once more instead of sleeping.
+    /// Called without work to do: returns whether to poll again instead of sleeping.
     #[inline]
     pub fn goes_on(&mut self, now: impl FnOnce() -> Nanos) -> bool {
         self.is_on() && self.decide(now())
@@ -217,7 +217,7 @@ impl Poller {
         begins
     }
 
-    /// How long it may look.
+    /// Returns the maximum length of a poll.
     fn window(&self) -> Nanos {
         match self.gap {
             0..=LOOK_NS_MAX => (2 * self.gap).clamp(LOOK_NS_MIN, LOOK_NS_MAX),
@@ -233,7 +233,7 @@ impl Poller {
         window > 0 && self.credit >= window as i64 && self.lookers.enter(self.lookers_max)
     }
 
-    /// A look has found nothing. Whether there is another one.
+    /// Ends a poll that found no request. Returns whether to poll again.
     fn give_up(&mut self, now: Nanos, look: Look) -> bool {
         let spent = now.saturating_sub(look.since);
         self.look = None;
@@ -277,8 +277,8 @@ mod tests {
         (poller, spent)
     }
 
-    /// Requests that come so long after the one before; a look costs `step` each time. Returns how
-    /// many were found by looking.
+    /// Simulates requests with these gaps; each check costs `step`. Returns the number of requests
+    /// found by polling.
     fn run(poller: &mut Poller, now: &mut Nanos, gaps: &[Nanos], step: Nanos) -> usize {
         let mut looked = 0;
         for gap in gaps {
@@ -306,11 +306,11 @@ mod tests {
         assert_eq!(before, 0);
         let late = run(&mut poller, &mut now, &[1_000_000; 1000], 100);
         assert_eq!(late, 0);
-        // It has understood after some.
+        // It has learned after a few requests.
         assert!(spent.in_vain() < 3 * VAIN_NS_MAX, "{}", spent.in_vain());
         let learned = spent.in_vain();
         run(&mut poller, &mut now, &[1_000_000; 1000], 100);
-        assert_eq!(spent.in_vain(), learned, "what comes late is not looked for");
+        assert_eq!(spent.in_vain(), learned, "the poller does not poll for late requests");
         let soon = run(&mut poller, &mut now, &[3_000; 1000], 100);
         assert!(soon >= 950, "{soon}: soon again");
     }
@@ -319,10 +319,10 @@ mod tests {
     fn a_silent_ring_is_not_looked_at() {
         static LOOKERS: Lookers = Lookers::new();
         let (mut poller, _) = poller(Poll::Auto, &LOOKERS);
-        assert!(!poller.goes_on(|| 1), "nothing was ever found");
+        assert!(!poller.goes_on(|| 1), "no poll was ever successful");
         poller.found(|| 10);
         assert!(poller.goes_on(|| 20) && !poller.goes_on(|| 20 + LOOK_NS_MAX));
-        // Woken for another reason, it does not look again.
+        // Woken for another reason, it does not poll again.
         assert!(!poller.goes_on(|| 2 * LOOK_NS_MAX) && !poller.goes_on(|| 9 * LOOK_NS_MAX));
     }
 
@@ -354,12 +354,12 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when: the bound of the time in vain is kept.
+        /// The bound of the wasted time holds for any arrival times.
         #[test]
         fn a_part_of_the_time_and_no_more_is_in_vain(
             gaps in proptest::collection::vec(
                 prop_oneof![1..200_u64, 1..2 * LOOK_NS_MAX, 1..3_000_000_u64], 1..2000),
-            // The last: the processor is taken away.
+            // The last one: the scheduler interrupts the poll.
             steps in proptest::collection::vec(
                 prop_oneof![9 => 1..5_000_u64, 1 => 1..20_000_000_u64], 1..20),
         ) {

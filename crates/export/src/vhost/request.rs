@@ -1,14 +1,14 @@
-//! Requests of virtio-blk: from a chain of descriptors to a bio, and from the finished bio to what
-//! the driver sees.
+//! Requests of virtio-blk: from a chain of descriptors to a bio, and from the finished bio to the
+//! driver's answer.
 //!
-//! The header is copied before it is looked at. A write's data is copied once: to the cache medium
-//! if that is all there is to do, else to memory of ours before anything else. What the guest
-//! changes meanwhile, it changes for itself. A request that makes no sense is answered with
-//! an error; only one that has no place for an answer is a violation.
+//! The header is copied before it is checked. A write's data is copied once: to the cache medium if
+//! the copy is all that the write needs, else to a private buffer before anything else. If the
+//! guest changes the data at the same time, it harms only itself. An invalid request is answered
+//! with an error; only a request without memory for an answer is a violation.
 
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
-use udm::device::Intake;
+use udm::device::FastPath;
 use udm::error::Status;
 use udm::units::{BIO_BYTES_MAX, Nanos, SECTOR};
 
@@ -18,9 +18,9 @@ use super::proto::{Violation, u32_at, u64_at, wrong};
 
 /// Bytes of a request's header.
 pub const HEADER_BYTES: u64 = 16;
-/// Bytes of a device's name, as drivers ask for it.
+/// Bytes of a device's id, as drivers read it.
 pub const ID_BYTES: usize = 20;
-/// Bytes of what says which sectors to discard or to fill with zeroes.
+/// Bytes of the range of a discard or write-zeroes request.
 const RANGE_BYTES: usize = 16;
 
 /// Types of requests.
@@ -36,12 +36,12 @@ const OK: u8 = 0;
 const FAILED: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
-/// What of the device a request depends on.
+/// The device's properties that requests depend on.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Its name, cut or filled up with zeroes.
+    /// Its name, truncated or padded with zeroes.
     pub id: [u8; ID_BYTES],
-    /// Writes are durable when they are done: the driver knows no flush, or wants it so.
+    /// Whether writes are durable when they end: the driver sends no flushes.
     pub is_write_through: bool,
 }
 
@@ -50,51 +50,51 @@ pub struct Facts {
 pub struct Request {
     /// Its memory.
     pub chain: Chain,
-    /// Where in the ring it was, unless an earlier server has taken it.
+    /// Its position in the ring, unless an earlier server has taken it.
     pub place: Option<u16>,
-    /// What became of it.
+    /// Its state.
     pub phase: Phase,
-    /// Bytes that it holds.
+    /// Bytes of memory that it holds.
     pub held_bytes: u64,
-    /// What it is, for the list of late requests.
+    /// Operation, offset and length, for the list of slow requests.
     pub what: Option<(Op, u64, u64)>,
-    /// When it was first seen to be in flight.
+    /// Time of the first check that found it in flight.
     pub seen: Option<Nanos>,
-    /// It was reported as late.
-    pub is_late: bool,
+    /// Whether it was reported as slow.
+    pub is_slow: bool,
 }
 
-/// Where a request is.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// With the driver.
+    /// The driver has it.
     #[default]
     Away,
-    /// With the device.
+    /// The device works on it.
     InFlight,
 }
 
-/// What follows from a request.
+/// The result of starting a request.
 #[derive(Debug)]
 pub enum Begun {
-    /// The device is asked.
+    /// The device needs this bio.
     Bio(Bio),
-    /// It is answered: with how many bytes written.
+    /// It is answered, with this number of bytes written.
     Done(u32),
 }
 
-/// Bytes that the request holds while it is in flight, at most.
+/// Maximum bytes of memory that the request holds in flight.
 pub fn held_bytes(chain: &Chain) -> u64 {
     bytes_of(&chain.readable).max(bytes_of(&chain.writable))
 }
 
 impl Request {
-    /// Makes a bio of it with `token`, or answers it.
+    /// Creates its bio with `token`, or answers it.
     pub fn begin(
         &mut self,
         memory: &Memory,
         facts: &Facts,
-        intake: &mut Intake<'_>,
+        intake: &mut FastPath<'_>,
         token: u64,
     ) -> Result<Begun, Violation> {
         let (readable, writable) = (bytes_of(&self.chain.readable), bytes_of(&self.chain.writable));
@@ -139,25 +139,25 @@ impl Request {
         }
     }
 
-    /// Reads straight into the guest's memory, if that is one piece and the data is at hand.
-    /// Returns how many bytes.
+    /// Reads cached data straight into the guest's memory, if that is contiguous. Returns the
+    /// number of bytes.
     fn read_in_place(
         &self,
         sector: u64,
         len: u64,
         memory: &Memory,
-        intake: &Intake<'_>,
+        intake: &FastPath<'_>,
     ) -> Result<Option<u32>, Violation> {
         let Some(first) = self.chain.writable.first().filter(|first| u64::from(first.len) >= len)
         else {
             return Ok(None);
         };
         let Ok(offset) = offset_of(sector, len) else { return Ok(None) };
-        let Some((foreign, into)) = memory.shared(first.guest, len as usize) else {
+        let Some((client_memory, into)) = memory.shared(first.guest, len as usize) else {
             return Ok(None);
         };
         let is_read = intake.read_into(offset, into.into());
-        check(foreign)?;
+        check(client_memory)?;
         Ok(is_read.then_some(len as u32))
     }
 
@@ -167,15 +167,15 @@ impl Request {
         Ok(Bio::read(offset, buffer, token))
     }
 
-    /// Writes straight from the guest's memory, if the data is one piece there and no more is to be
-    /// done than to copy it.
+    /// Writes straight from the guest's memory, if the data is contiguous there and the write needs
+    /// only a copy.
     fn write_in_place(
         &self,
         sector: u64,
         len: u64,
         memory: &Memory,
         facts: &Facts,
-        intake: &Intake<'_>,
+        intake: &FastPath<'_>,
     ) -> Result<bool, Violation> {
         let Some(guest) = self.data_at(len) else { return Ok(false) };
         let Ok(offset) = offset_of(sector, len) else { return Ok(false) };
@@ -185,7 +185,7 @@ impl Request {
         Ok(is_written)
     }
 
-    /// Where the `len` bytes after the header are, if they are in one piece.
+    /// Returns the address of the `len` bytes after the header, if they are contiguous.
     fn data_at(&self, len: u64) -> Option<u64> {
         let mut skip = HEADER_BYTES;
         for piece in &self.chain.readable {
@@ -217,7 +217,7 @@ impl Request {
         Ok(Ok(Bio::write(offset, buffer, facts.is_write_through, token)))
     }
 
-    /// A discard, or zeroes.
+    /// Creates the bio of a discard or write-zeroes request.
     fn range(
         &self,
         op: Op,
@@ -226,13 +226,13 @@ impl Request {
         token: u64,
     ) -> Result<Result<Bio, u8>, Violation> {
         if bytes_of(&self.chain.readable) != HEADER_BYTES + RANGE_BYTES as u64 {
-            // Several ranges were not offered.
+            // udm offers only one range per request.
             return Ok(Err(UNSUPPORTED));
         }
         let mut range = [0; RANGE_BYTES];
         gather(&self.chain.readable, HEADER_BYTES, &mut range, memory)?;
         let (sector, sectors, flags) = (u64_at(&range, 0), u32_at(&range, 8), u32_at(&range, 12));
-        // Zeroes may be said to be no longer needed; nothing else may be said.
+        // The only known flag: zeroes may be deallocated.
         let known = if op == Op::WriteZeroes { 1 } else { 0 };
         if flags & !known != 0 {
             return Ok(Err(UNSUPPORTED));
@@ -242,7 +242,7 @@ impl Request {
         Ok(offset_of(sector, len).map(bio))
     }
 
-    /// The bio has come back: gives the driver data and answer. Returns the bytes written.
+    /// Gives the driver the data and the answer of a finished bio. Returns the bytes written.
     pub fn finish(&self, bio: &Bio, memory: &Memory) -> Result<u32, Violation> {
         let (status, mut len) = match bio.status {
             Ok(()) => (OK, bio.buffer.len()),
@@ -266,7 +266,7 @@ impl Request {
     }
 }
 
-/// Where `len` bytes at `sector` begin, if a device could have them.
+/// Returns the offset of `len` bytes at `sector`, if the range is valid.
 fn offset_of(sector: u64, len: u64) -> Result<u64, u8> {
     let offset = sector.checked_mul(SECTOR).ok_or(FAILED)?;
     let is_sound = len > 0 && len.is_multiple_of(SECTOR) && len <= BIO_BYTES_MAX;
@@ -276,7 +276,7 @@ fn offset_of(sector: u64, len: u64) -> Result<u64, u8> {
     Ok(offset)
 }
 
-/// Copies `into.len()` bytes of `pieces` after the first `skip`, which are there.
+/// Copies `into.len()` bytes of `pieces` after the first `skip`; the pieces are long enough.
 fn gather(pieces: &[Piece], skip: u64, into: &mut [u8], memory: &Memory) -> Result<(), Violation> {
     let (mut skip, mut done) = (skip, 0);
     for piece in pieces {
@@ -292,7 +292,7 @@ fn gather(pieces: &[Piece], skip: u64, into: &mut [u8], memory: &Memory) -> Resu
     Ok(())
 }
 
-/// Copies `bytes` to `pieces`, where there is room for them.
+/// Copies `bytes` to `pieces`, which are long enough.
 fn scatter(pieces: &[Piece], bytes: &[u8], memory: &Memory) -> Result<(), Violation> {
     let mut rest = bytes;
     for piece in pieces {
@@ -305,7 +305,7 @@ fn scatter(pieces: &[Piece], bytes: &[u8], memory: &Memory) -> Result<(), Violat
     Ok(())
 }
 
-/// What a finished bio leaves for the next one.
+/// Takes the buffer of a finished bio, for the next one.
 pub fn take_buffer(bio: &mut Bio) -> Buffer {
     std::mem::replace(&mut bio.buffer, Buffer::empty())
 }

@@ -1,31 +1,33 @@
-//! What a client and the server have agreed on: features, memory, rings. Each message changes some
-//! of it, and starts and ends the workers of rings as it follows from that.
+//! The negotiated state of a client: features, memory, rings. Each message changes a part of it,
+//! and starts and stops the workers of rings accordingly.
 //!
-//! A ring is served as soon as it has everything: size, addresses, a kick, and leave to run. It
-//! is served by a thread of its own until the client takes it back, changes what it is made of,
-//! or goes. A message that makes no sense ends the connection; nothing before it is undone.
+//! A ring is served as soon as it has its size, addresses and kick, and is enabled. A thread of its
+//! own serves it until the client stops it, changes its parameters, or disconnects. An invalid
+//! message ends the connection; earlier messages are not undone.
 
 use std::os::fd::OwnedFd;
 
 use rustix::net::{SendFlags, send};
-use udm::device::Device;
+use udm::device::{Device, Reported};
 use udm::sync::Arc;
 
 use super::LOOKERS;
 use super::chain::Shape;
+use super::claim::Claim;
 use super::config::{self, QUEUES_MAX, blk};
 use super::counts::Counts;
 use super::inflight::{Extent, Notes};
 use super::memory::{Memory, REGIONS_MAX};
+use super::params::Params;
 use super::poll::{Poll, Poller};
 use super::proto::{
     Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, config_has_changed,
     feature, protocol, ring_addresses, u32_at, wrong,
 };
 use super::virtqueue::Virtqueue;
-use super::worker::{Orders, Served, Worker};
+use super::worker::{Served, Worker};
 
-/// Bits of the number that comes with a ring's file: the ring, and that there is no file.
+/// Bits of the number that accompanies a ring's file: the ring, and a flag for a missing file.
 const RING_MASK: u64 = 0xff;
 const HAS_NO_FILE: u64 = 1 << 8;
 
@@ -39,22 +41,23 @@ pub struct Session {
     has_features: bool,
     protocol_features: u64,
     memory: Arc<Memory>,
-    is_write_back: bool,
-    /// Where requests in flight are noted.
+    /// The log of requests in flight.
     notes: Option<Notes>,
     rings: Vec<Ring>,
-    /// Where the client hears of changes.
+    /// The channel for notices to the client.
     backend: Option<OwnedFd>,
-    /// The device's size as this client has read it, or has heard that it should.
+    /// The device's size that this client has read, or was notified of.
     known_bytes: Option<u64>,
     poll: Poll,
     counts: Arc<Counts>,
+    /// Required before a ring is served, unless several clients may be.
+    claim: Option<Claim>,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
     entries: u16,
-    /// Where it is, while it is not served.
+    /// Its position while it is not served.
     base: u32,
     addresses: Option<RingAddresses>,
     kick: Option<Arc<OwnedFd>>,
@@ -62,20 +65,24 @@ struct Ring {
     err: Option<Arc<OwnedFd>>,
     is_enabled: bool,
     worker: Option<Worker>,
+    /// The losses that were reported to its last worker: a client that stops a ring and starts it
+    /// again, such as a virtual machine that is paused, gets the error of each later loss.
+    reported: Option<Reported>,
 }
 
 impl Ring {
-    /// Ends its worker, if it has one.
+    /// Stops its worker, if it has one.
     fn rest(&mut self) {
         if let Some(worker) = self.worker.take() {
-            self.base = worker.end().base;
+            let outcome = worker.end();
+            (self.base, self.reported) = (outcome.base, outcome.reported.or(self.reported));
         }
     }
 }
 
 impl Session {
-    /// A client of `device`. The threads that serve it are called `name` and a number. Broken rings
-    /// and the time of looking at rings are counted in `counts`.
+    /// Creates a client of `device`. Its threads are named `name` and a number. Failed rings and
+    /// the poll time are counted in `counts`.
     pub fn new(name: &str, device: &Arc<Device>, poll: Poll, counts: Arc<Counts>) -> Session {
         Session {
             name: name.to_owned(),
@@ -84,45 +91,80 @@ impl Session {
             has_features: false,
             protocol_features: 0,
             memory: Arc::default(),
-            is_write_back: true,
             notes: None,
             rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
             backend: None,
             known_bytes: None,
             poll,
             counts,
+            claim: None,
         }
     }
 
-    /// Whether any ring is served.
-    pub fn is_serving(&self) -> bool {
-        self.rings.iter().any(|ring| ring.worker.is_some())
+    /// Makes the client's rings depend on a claim: they are served only while no other client's
+    /// are.
+    pub fn alone(mut self, claim: Claim) -> Session {
+        self.claim = Some(claim);
+        self
     }
 
-    /// Lets the client know if the device has another size than it knows. It reads the
-    /// configuration then.
+    /// Number of served rings.
+    pub fn served(&self) -> u64 {
+        self.rings.iter().filter(|ring| ring.worker.is_some()).count() as u64
+    }
+
+    /// Returns the parameters that a started ring lacks, if there is such a ring.
+    pub fn forgotten(&self) -> Option<Violation> {
+        let is_started = |ring: &Ring| ring.is_enabled && ring.kick.is_some();
+        let lacks = |ring: &Ring| {
+            let needs = [
+                (self.has_features, "features"),
+                (self.memory.regions() > 0, "memory"),
+                (ring.entries > 0, "a size"),
+                (ring.addresses.is_some(), "addresses"),
+            ];
+            needs.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
+        };
+        let mut started = self.rings.iter().enumerate().filter(|(_, ring)| is_started(ring));
+        let (index, what) = started.find_map(|(index, ring)| Some((index, lacks(ring)?)))?;
+        Some(Violation::new(format!("it started ring {index} without {what}")))
+    }
+
+    /// Notifies the client if the device's size differs from the size that it knows. The client
+    /// then reads the configuration.
     pub fn device_has_changed(&mut self) {
         let has_all = self.protocol_features & protocol::CONFIG != 0;
         let bytes = Some(self.device.size_bytes());
         if let (Some(backend), true) = (&self.backend, has_all && bytes != self.known_bytes) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let message = config_has_changed();
-            // One who does not read this channel, or gave no socket, asks when it likes.
+            // A client that does not read this channel, or has none, may read the size when it
+            // likes.
             if matches!(send(backend, &message, flags), Ok(count) if count == message.len()) {
                 self.known_bytes = bytes;
             }
         }
     }
 
-    /// Ends all workers.
+    /// Stops all workers.
     pub fn end(&mut self) {
-        // All of them are asked first, so that they end at the same time.
+        self.claim.iter().for_each(Claim::leave);
+        // All workers get the request first, so that they stop in parallel.
         self.rings.iter().filter_map(|ring| ring.worker.as_ref()).for_each(Worker::stop);
         self.rings.iter_mut().for_each(Ring::rest);
+        self.claim.iter().for_each(Claim::release);
     }
 
-    /// Does what a message asks for, and answers it if it wants an answer.
-    pub fn take(&mut self, mut message: Message) -> Result<Option<Reply>, Violation> {
+    /// Carries out a message, and returns the answer if the client wants one.
+    pub fn take(&mut self, message: Message) -> Result<Option<Reply>, Violation> {
+        let reply = self.carry_out(message)?;
+        if self.served() == 0 {
+            self.claim.iter().for_each(Claim::release);
+        }
+        Ok(reply)
+    }
+
+    fn carry_out(&mut self, mut message: Message) -> Result<Option<Reply>, Violation> {
         let (request, needs_reply) = (message.request, message.needs_reply);
         if let Some(reply) = self.ask(&message)? {
             return Ok(Some(reply));
@@ -132,7 +174,7 @@ impl Session {
         Ok(is_asked.then(|| Reply::number(request, 0)))
     }
 
-    /// Messages that have an answer of their own.
+    /// Carries out a message that has an answer of its own.
     fn ask(&mut self, message: &Message) -> Result<Option<Reply>, Violation> {
         let request = message.request;
         let number = |value| Ok(Some(Reply::number(request, value)));
@@ -144,7 +186,7 @@ impl Session {
             Request::GetConfig => {
                 let range = config::range(&message.payload)?;
                 self.known_bytes = Some(self.device.size_bytes());
-                let space = config::space(&self.device, self.is_write_back);
+                let space = config::space(&self.device);
                 let head = &message.payload[..config::HEAD_BYTES];
                 Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
             }
@@ -167,7 +209,7 @@ impl Session {
         }
     }
 
-    /// Messages that change something.
+    /// Carries out a message that changes the state.
     fn change(&mut self, message: &mut Message) -> Result<(), Violation> {
         match message.request {
             Request::SetOwner => Ok(()),
@@ -209,24 +251,21 @@ impl Session {
             }
             Request::SetBackendReqFd => {
                 self.backend = Some(message.only_fd()?);
-                // What it knows may be of an earlier server: QEMU reads nothing when it comes back.
+                // The client may know the size from an earlier server: QEMU does not read it again
+                // when it reconnects.
                 self.device_has_changed();
                 Ok(())
             }
             Request::SetInflightFd => {
                 let extent = Extent::parse(&message.payload, self.is_packed())?;
                 let notes = Notes::map(&message.only_fd()?, extent)?;
-                // Rings that are served note elsewhere, or nowhere.
+                // Served rings use another log, or none.
                 self.rings.iter_mut().for_each(Ring::rest);
                 self.notes = Some(notes);
                 self.settle_all()
             }
-            Request::SetConfig => {
-                self.is_write_back = config::wants_write_back(&message.payload)?;
-                self.order_all();
-                Ok(())
-            }
-            other => wrong(format!("{other:?} changes nothing")),
+            Request::SetConfig => wrong("it writes to the configuration, which is read-only"),
+            other => wrong(format!("{other:?} is not a change")),
         }
     }
 
@@ -243,10 +282,10 @@ impl Session {
         if self.has_features && features == self.features {
             return Ok(());
         }
-        // A driver that starts again may choose others.
+        // A restarted driver may choose other features.
         self.rings.iter_mut().for_each(Ring::rest);
         (self.features, self.has_features) = (features, true);
-        // Without the protocol's own features rings need no leave to run.
+        // Without protocol features, rings need not be enabled.
         if features & feature::PROTOCOL == 0 {
             self.rings.iter_mut().for_each(|ring| ring.is_enabled = true);
         }
@@ -269,7 +308,7 @@ impl Session {
             memory.add(Region::parse(bytes), file)?;
         }
         self.memory = Arc::new(memory);
-        self.order_all();
+        self.update(&self.rings);
         self.settle_all()
     }
 
@@ -280,7 +319,7 @@ impl Session {
         let mut memory = Memory::clone(&self.memory);
         change(&mut memory)?;
         self.memory = Arc::new(memory);
-        self.order_all();
+        self.update(&self.rings);
         self.settle_all()
     }
 
@@ -293,7 +332,7 @@ impl Session {
                 ring.rest();
                 ring.entries = entries;
             }
-            // A packed ring's is two numbers.
+            // The base of a packed ring is two numbers.
             (Request::SetVringBase, _, base) if short.is_ok() || is_packed => {
                 ring.rest();
                 ring.base = base;
@@ -318,7 +357,7 @@ impl Session {
         match request {
             Request::SetVringKick => {
                 if file.is_none() {
-                    return wrong("a ring without kicks");
+                    return wrong("a ring without a kick file descriptor");
                 }
                 ring.rest();
                 ring.kick = file;
@@ -326,7 +365,7 @@ impl Session {
             Request::SetVringCall => ring.call = file,
             _ => ring.err = file,
         }
-        self.order(index);
+        self.update(&self.rings[index..=index]);
         self.settle(index)
     }
 
@@ -341,7 +380,7 @@ impl Session {
         (0..self.rings.len()).try_for_each(|index| self.settle(index))
     }
 
-    /// Serves a ring that has everything and is not served yet.
+    /// Serves a ring that is complete and not served yet.
     fn settle(&mut self, index: usize) -> Result<(), Violation> {
         let ring = &self.rings[index];
         let (Some(addresses), Some(kick)) = (ring.addresses, ring.kick.clone()) else {
@@ -351,47 +390,37 @@ impl Session {
         if !is_ready || ring.worker.is_some() || self.memory.regions() == 0 {
             return Ok(());
         }
+        if let (Some(claim), false) = (&self.claim, self.device.is_read_only()) {
+            claim.take()?;
+        }
         let shape = Shape { entries: ring.entries, addresses, features: self.features };
         let virtqueue =
             Virtqueue::open(shape, &self.memory, ring.base, self.notes.as_ref(), index)?;
-        let orders = self.orders(ring);
+        let params = self.params(ring);
         let name = format!("{}.{index}", self.name);
         let counts = self.counts.clone();
         let poller = Poller::new(self.poll, &LOOKERS, counts.polled.clone());
+        // A driver that sends no flushes relies on every write being durable.
+        let is_write_through = self.features & blk::FLUSH == 0;
+        let reported = ring.reported;
+        let served = Served { ring: virtqueue, kick, poller, is_write_through, reported };
         let tell = move |violation: &Violation| counts.ring_is_broken(violation);
-        let worker = Worker::start(
-            &name,
-            &self.device,
-            Served { ring: virtqueue, kick, poller },
-            orders,
-            tell,
-        );
-        let worker =
-            worker.map_err(|error| Violation::new(format!("ring {index} not served: {error}")))?;
+        let worker = Worker::start(&name, &self.device, served, params, tell);
+        let worker = worker
+            .map_err(|error| Violation::new(format!("ring {index} is not served: {error}")))?;
         self.rings[index].worker = Some(worker);
         Ok(())
     }
 
-    fn orders(&self, ring: &Ring) -> Orders {
-        let has_flush = self.features & blk::FLUSH != 0;
-        Orders {
-            memory: self.memory.clone(),
-            call: ring.call.clone(),
-            err: ring.err.clone(),
-            is_write_through: !has_flush || !self.is_write_back,
-        }
+    fn params(&self, ring: &Ring) -> Params {
+        Params { memory: self.memory.clone(), call: ring.call.clone(), err: ring.err.clone() }
     }
 
-    fn order_all(&self) {
-        (0..self.rings.len()).for_each(|index| self.order(index));
-    }
-
-    /// Lets a ring's worker know what has changed.
-    fn order(&self, index: usize) {
-        let ring = &self.rings[index];
-        if let Some(worker) = &ring.worker {
-            worker.order(self.orders(ring));
-        }
+    /// Informs the workers of these rings of changes. Returns when all of them use the new state.
+    fn update(&self, rings: &[Ring]) {
+        let served = || rings.iter().filter_map(|ring| Some((ring, ring.worker.as_ref()?)));
+        served().for_each(|(ring, worker)| worker.update(self.params(ring)));
+        served().for_each(|(_, worker)| worker.wait_for_update());
     }
 }
 
@@ -401,7 +430,7 @@ impl Drop for Session {
     }
 }
 
-/// The region of a message about one region.
+/// Returns the region of a message about one region.
 fn only_region(message: &Message) -> Result<Region, Violation> {
     let bytes: &[u8; 8 + REGION_BYTES] = message.fixed()?;
     Ok(Region::parse(bytes[8..].first_chunk().expect("a region follows eight bytes")))

@@ -1,7 +1,7 @@
-//! A split ring: descriptors, what the driver has made available, what the device has used.
+//! A split ring: descriptors, the driver's available ring, and the device's used ring.
 //!
-//! All of it lies in the guest's memory and may change at any time. What is wrong with a ring ends
-//! its use: there is no way to know which requests the driver meant.
+//! All of it is in the guest's memory and may change at any time. An error in a ring ends its use,
+//! because the driver's intended requests cannot be known.
 
 use udm::sync::statics::atomic::{Ordering, fence};
 
@@ -16,7 +16,7 @@ const USED_BYTES: u64 = 8;
 /// Flag of the used ring: do not kick. Of the available ring: do not call.
 const IS_QUIET: u16 = 1;
 
-/// A descriptor, copied.
+/// A copied descriptor.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
     piece: Piece,
@@ -42,7 +42,7 @@ struct Parts {
 impl Parts {
     fn find(shape: &Shape, memory: &Memory) -> Result<Parts, Violation> {
         let entries = u64::from(shape.entries);
-        // A ring with event indices has one more word at the end of both lists.
+        // With event indices, both lists have one more word at the end.
         let event = if shape.has(feature::EVENT_IDX) { 2 } else { 0 };
         let RingAddresses { descriptors, used, available } = shape.addresses;
         Ok(Parts {
@@ -58,21 +58,21 @@ impl Parts {
 pub struct Split {
     shape: Shape,
     parts: Parts,
-    /// The next entry to take, counted for ever.
+    /// The next entry to take; wraps around.
     next: u16,
-    /// The driver has made the entries before this one available: what is read of its memory only
-    /// when all of those were taken, because it writes there as often as it asks.
+    /// The driver has made the entries before this one available. The driver's index is read again
+    /// only when all of them were taken, because each request writes to its cache line.
     known: u16,
-    /// The next entry to fill, counted for ever.
+    /// The next entry to fill; wraps around.
     used: u16,
-    /// What `used` was when the driver was last asked whether it wants a call.
+    /// The value of `used` at the last check whether the driver wants a call.
     called_at: u16,
-    /// A table of descriptors, copied.
+    /// A copied table of descriptors.
     table: Vec<u8>,
 }
 
 impl Split {
-    /// The ring with `shape`, whose next request is number `next`.
+    /// Opens the ring with `shape`, whose next request has the number `next`.
     pub fn new(shape: Shape, memory: &Memory, next: u16) -> Result<Split, Violation> {
         if !shape.entries.is_power_of_two() || shape.entries > ENTRIES_MAX {
             let entries = shape.entries;
@@ -81,29 +81,29 @@ impl Split {
             ));
         }
         let parts = Parts::find(&shape, memory)?;
-        let used = parts.used.foreign.u16_at(parts.used.at + 2).load(Ordering::Acquire);
+        let used = parts.used.client_memory.u16_at(parts.used.at + 2).load(Ordering::Acquire);
         parts.used.check()?;
         let table = Vec::new();
         Ok(Split { shape, parts, next, known: next, used, called_at: used, table })
     }
 
-    /// Its memory is another one now.
+    /// Switches to new memory.
     pub fn moved(&mut self, memory: &Memory) -> Result<(), Violation> {
         self.parts = Parts::find(&self.shape, memory)?;
         Ok(())
     }
 
-    /// Entries.
+    /// Number of entries.
     pub fn entries(&self) -> u16 {
         self.shape.entries
     }
 
-    /// How many requests were used.
+    /// The used index.
     pub fn used(&self) -> u16 {
         self.used
     }
 
-    /// The next request is the one after all that were used, and after `in_flight` more.
+    /// Moves the ring: the next request follows the used ones and `in_flight` more.
     pub fn go_on_after(&mut self, in_flight: usize) {
         self.next = self.used.wrapping_add(in_flight as u16);
         self.known = self.next;
@@ -120,11 +120,11 @@ impl Split {
         Ok(self.known != self.next || self.available()? > 0)
     }
 
-    /// How many requests the driver has made available.
+    /// Number of available requests.
     fn available(&self) -> Result<u16, Violation> {
-        let Place { foreign, at } = &self.parts.available;
-        let count = foreign.u16_at(at + 2).load(Ordering::Acquire).wrapping_sub(self.next);
-        check(foreign)?;
+        let Place { client_memory, at } = &self.parts.available;
+        let count = client_memory.u16_at(at + 2).load(Ordering::Acquire).wrapping_sub(self.next);
+        check(client_memory)?;
         if count > self.shape.entries {
             let entries = self.shape.entries;
             return wrong(format!("{count} requests available in a ring of {entries}"));
@@ -132,8 +132,8 @@ impl Split {
         Ok(count)
     }
 
-    /// Reads the next request into `chain`, and returns its head; `None` if there is none. It stays
-    /// the next one until [`Split::accept`].
+    /// Reads the next request into `chain`, and returns its head; `None` if there is none. It is
+    /// still the next one until [`Split::accept`].
     pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
         if self.known == self.next {
             self.known = self.next.wrapping_add(self.available()?);
@@ -141,15 +141,15 @@ impl Split {
         if self.known == self.next {
             return Ok(None);
         }
-        let Place { foreign, at } = &self.parts.available;
+        let Place { client_memory, at } = &self.parts.available;
         let entry = u64::from(self.next % self.shape.entries);
-        let head = foreign.u16_at(at + 4 + entry * 2).load(Ordering::Relaxed);
+        let head = client_memory.u16_at(at + 4 + entry * 2).load(Ordering::Relaxed);
         self.parts.available.check()?;
         self.walk(head, memory, chain)?;
         Ok(Some(head))
     }
 
-    /// The request that was read last is the device's now.
+    /// Takes the last read request.
     #[inline]
     pub fn accept(&mut self) {
         self.next = self.next.wrapping_add(1);
@@ -160,12 +160,12 @@ impl Split {
         number == self.next.wrapping_sub(1)
     }
 
-    /// Gives the last request that was accepted back, as if it had never been.
+    /// Gives the last accepted request back, as if it had not been taken.
     pub fn give_back(&mut self) {
         self.next = self.next.wrapping_sub(1);
     }
 
-    /// Reads the request that begins with descriptor `head` into `chain`.
+    /// Reads the request that starts with descriptor `head` into `chain`.
     pub fn walk(&mut self, head: u16, memory: &Memory, chain: &mut Chain) -> Result<(), Violation> {
         chain.clear();
         let entries = usize::from(self.shape.entries);
@@ -173,7 +173,7 @@ impl Split {
             return wrong(format!("descriptor {head} in a ring of {entries}"));
         }
         let mut index = usize::from(head);
-        // As many steps as there are descriptors, or it goes round.
+        // A chain that is longer than the number of descriptors has a loop.
         for _ in 0..entries {
             let descriptor = self.descriptor(index)?;
             if descriptor.flags & IS_INDIRECT != 0 {
@@ -188,18 +188,18 @@ impl Split {
                 return wrong(format!("descriptor {index} in a ring of {entries}"));
             }
         }
-        wrong("descriptors that lead back to themselves")
+        wrong("a cycle of descriptors")
     }
 
     fn descriptor(&self, index: usize) -> Result<Descriptor, Violation> {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let place = &self.parts.descriptors;
-        place.foreign.load(place.at + (index * DESCRIPTOR_BYTES) as u64, &mut bytes);
+        place.client_memory.load(place.at + (index * DESCRIPTOR_BYTES) as u64, &mut bytes);
         place.check()?;
         Ok(Descriptor::parse(&bytes))
     }
 
-    /// Follows the table that `at` leads to.
+    /// Reads the table at `at`.
     fn walk_table(
         &mut self,
         at: Descriptor,
@@ -222,53 +222,55 @@ impl Split {
                 return wrong(format!("descriptor {index} in a table of {entries}"));
             }
         }
-        wrong("descriptors that lead back to themselves")
+        wrong("a cycle of descriptors")
     }
 
-    /// Notes that the request with `head` is done, and how many bytes were written for it. The
+    /// Records the answer to the request with `head`, and the number of bytes written for it. The
     /// driver sees it after [`Split::publish`].
     #[inline]
     pub fn push(&mut self, head: u16, written: u32) {
-        let Place { foreign, at } = &self.parts.used;
+        let Place { client_memory, at } = &self.parts.used;
         let at = at + 4 + u64::from(self.used % self.shape.entries) * USED_BYTES;
-        steps::store_u32(foreign, at, head.into());
-        steps::store_u32(foreign, at + 4, written);
+        steps::store_u32(client_memory, at, head.into());
+        steps::store_u32(client_memory, at + 4, written);
         self.used = self.used.wrapping_add(1);
     }
 
-    /// Shows the driver what was pushed.
+    /// Publishes the recorded answers.
     #[inline]
     pub fn publish(&mut self) -> Result<(), Violation> {
-        let Place { foreign, at } = &self.parts.used;
-        steps::store_u16(foreign, at + 2, self.used);
+        let Place { client_memory, at } = &self.parts.used;
+        steps::store_u16(client_memory, at + 2, self.used);
         self.parts.used.check()
     }
 
-    /// Whether the driver wants a call for what was published since this was last asked.
+    /// Whether the driver wants a call for the answers published since the last check.
     pub fn needs_call(&mut self) -> bool {
         let before = std::mem::replace(&mut self.called_at, self.used);
         if before == self.used {
             return false;
         }
-        // Its wish is read after `used` was stored: or both sides wait for each other.
+        // The driver's event index is read after `used` was stored: otherwise both sides could wait
+        // for each other.
         fence(Ordering::SeqCst);
-        let Place { foreign, at } = &self.parts.available;
+        let Place { client_memory, at } = &self.parts.available;
         if !self.shape.has(feature::EVENT_IDX) {
-            return foreign.u16_at(*at).load(Ordering::Relaxed) & IS_QUIET == 0;
+            return client_memory.u16_at(*at).load(Ordering::Relaxed) & IS_QUIET == 0;
         }
         let at = at + 4 + u64::from(self.shape.entries) * 2;
-        let event = foreign.u16_at(at).load(Ordering::Relaxed);
+        let event = client_memory.u16_at(at).load(Ordering::Relaxed);
         passes(event, before, self.used)
     }
 
-    /// Asks the driver to kick for the next request, and says whether the device may sleep until
-    /// then: nothing is there already.
+    /// Asks the driver to kick at the next request. Returns whether the device may sleep until
+    /// then: no request is available already.
     pub fn may_sleep(&mut self) -> Result<bool, Violation> {
         self.ask_and_look(|| ())
     }
 
-    /// The driver publishes, then reads the wish; so the wish comes first here, and then the look.
-    /// Each side sees the other's, or both do. `between` is what a test's driver does meanwhile.
+    /// The driver publishes, then reads the device's event index. So the device stores its index
+    /// first, and then checks for requests: at least one side sees the other's store. `between` is
+    /// the action of a test's driver between the two steps.
     fn ask_and_look(&mut self, between: impl FnOnce()) -> Result<bool, Violation> {
         self.tell(self.next, 0);
         fence(Ordering::SeqCst);
@@ -278,24 +280,25 @@ impl Split {
 
     /// Asks the driver not to kick.
     pub fn refuse_kicks(&mut self) {
-        // With event indices the driver kicks when it passes one entry; that lies in the past.
+        // With event indices, the driver kicks when it passes the event index, which is in the
+        // past.
         if !self.shape.has(feature::EVENT_IDX) {
             self.tell(0, IS_QUIET);
         }
     }
 
     fn tell(&self, event: u16, flags: u16) {
-        let Place { foreign, at } = &self.parts.used;
+        let Place { client_memory, at } = &self.parts.used;
         if !self.shape.has(feature::EVENT_IDX) {
-            foreign.u16_at(*at).store(flags, Ordering::Relaxed);
+            client_memory.u16_at(*at).store(flags, Ordering::Relaxed);
         } else {
             let at = at + 4 + u64::from(self.shape.entries) * USED_BYTES;
-            foreign.u16_at(at).store(event, Ordering::Relaxed);
+            client_memory.u16_at(at).store(event, Ordering::Relaxed);
         }
     }
 }
 
-/// Whether a count that goes from `before` to `now` passes `event`.
+/// Whether a counter that moves from `before` to `now` passes `event`.
 fn passes(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }

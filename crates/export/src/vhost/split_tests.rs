@@ -1,4 +1,4 @@
-//! Rings that a hostile driver could make, and what an honest one counts on.
+//! Split rings of hostile drivers, and the guarantees for honest ones.
 
 #![allow(clippy::unwrap_used, clippy::host_endian_bytes)]
 
@@ -19,22 +19,22 @@ const DATA: u64 = 0x8000;
 const ENTRIES: u16 = 8;
 const ALL: u64 = feature::INDIRECT | feature::EVENT_IDX;
 
-/// A ring whose memory begins at 0 for the guest and for its process.
-struct World {
+/// A ring whose memory starts at 0 for the guest and for its process.
+struct Fixture {
     file: OwnedFd,
     memory: Memory,
     ring: Split,
     chain: Chain,
 }
 
-impl World {
-    fn new(features: u64) -> World {
+impl Fixture {
+    fn new(features: u64) -> Fixture {
         let file = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, BYTES).unwrap();
         let mut memory = Memory::default();
         memory.add(Region { guest: 0, len: BYTES, user: 0, offset: 0 }, &file).unwrap();
         let ring = Split::new(shape(features), &memory, 0).unwrap();
-        World { file, memory, ring, chain: Chain::default() }
+        Fixture { file, memory, ring, chain: Chain::default() }
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -70,7 +70,7 @@ impl World {
         self.ring.peek(&self.memory, &mut self.chain)
     }
 
-    /// What is said of the chain from descriptor 0 on.
+    /// Returns the error for the chain that starts at descriptor 0.
     fn refusal(&mut self) -> String {
         self.publish(0);
         self.peek().unwrap_err().to_string()
@@ -88,42 +88,42 @@ fn pieces(pieces: &[Piece]) -> Vec<(u64, u32)> {
 
 #[test]
 fn chains_are_followed_within_the_ring_and_into_a_table() {
-    let mut world = World::new(ALL);
-    assert_eq!(world.peek(), Ok(None));
-    world.descriptor(0, 3, DATA, 16, HAS_NEXT, 7);
-    world.descriptor(0, 7, TABLE, 48, IS_INDIRECT, 0);
-    world.descriptor(TABLE, 0, DATA + 100, 50, HAS_NEXT, 2);
-    world.descriptor(TABLE, 2, DATA + 200, 60, HAS_NEXT | IS_WRITABLE, 1);
-    world.descriptor(TABLE, 1, DATA + 300, 70, IS_WRITABLE, 9);
-    world.publish(3);
-    assert_eq!(world.peek(), Ok(Some(3)));
-    assert_eq!(pieces(&world.chain.readable), [(DATA, 16), (DATA + 100, 50)]);
-    assert_eq!(pieces(&world.chain.writable), [(DATA + 200, 60), (DATA + 300, 70)]);
-    // It stays the next one until it is accepted, and comes back when it is given back.
-    assert_eq!(world.peek(), Ok(Some(3)));
-    world.ring.accept();
-    assert_eq!((world.ring.next(), world.peek()), (1, Ok(None)));
-    world.ring.give_back();
-    assert_eq!(world.peek(), Ok(Some(3)));
+    let mut fixture = Fixture::new(ALL);
+    assert_eq!(fixture.peek(), Ok(None));
+    fixture.descriptor(0, 3, DATA, 16, HAS_NEXT, 7);
+    fixture.descriptor(0, 7, TABLE, 48, IS_INDIRECT, 0);
+    fixture.descriptor(TABLE, 0, DATA + 100, 50, HAS_NEXT, 2);
+    fixture.descriptor(TABLE, 2, DATA + 200, 60, HAS_NEXT | IS_WRITABLE, 1);
+    fixture.descriptor(TABLE, 1, DATA + 300, 70, IS_WRITABLE, 9);
+    fixture.publish(3);
+    assert_eq!(fixture.peek(), Ok(Some(3)));
+    assert_eq!(pieces(&fixture.chain.readable), [(DATA, 16), (DATA + 100, 50)]);
+    assert_eq!(pieces(&fixture.chain.writable), [(DATA + 200, 60), (DATA + 300, 70)]);
+    // It is still the next one until it is accepted, and again after it is given back.
+    assert_eq!(fixture.peek(), Ok(Some(3)));
+    fixture.ring.accept();
+    assert_eq!((fixture.ring.next(), fixture.peek()), (1, Ok(None)));
+    fixture.ring.give_back();
+    assert_eq!(fixture.peek(), Ok(Some(3)));
 }
 
 #[test]
 fn descriptors_that_go_round_are_refused() {
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, DATA, 1, HAS_NEXT, 1);
-    world.descriptor(0, 1, DATA, 1, HAS_NEXT, 0);
-    assert_eq!(world.refusal(), "descriptors that lead back to themselves");
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
-    world.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 0);
-    assert_eq!(world.refusal(), "descriptors that lead back to themselves");
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, DATA, 1, HAS_NEXT, 1);
+    fixture.descriptor(0, 1, DATA, 1, HAS_NEXT, 0);
+    assert_eq!(fixture.refusal(), "a cycle of descriptors");
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
+    fixture.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 0);
+    assert_eq!(fixture.refusal(), "a cycle of descriptors");
 }
 
 #[test]
 fn tables_where_none_may_be_are_refused() {
     let cases: [(u64, u64, u32, u16, &str); 8] = [
-        (ALL, TABLE, 16, IS_INDIRECT | HAS_NEXT, "where none may be"),
-        (feature::EVENT_IDX, TABLE, 16, IS_INDIRECT, "where none may be"),
+        (ALL, TABLE, 16, IS_INDIRECT | HAS_NEXT, "an unexpected table"),
+        (feature::EVENT_IDX, TABLE, 16, IS_INDIRECT, "an unexpected table"),
         (ALL, TABLE, 0, IS_INDIRECT, "of 0 bytes"),
         (ALL, TABLE, 17, IS_INDIRECT, "of 17 bytes"),
         (ALL, TABLE, u32::MAX - 15, IS_INDIRECT, "of 4294967280 bytes"),
@@ -132,16 +132,16 @@ fn tables_where_none_may_be_are_refused() {
         (ALL, u64::MAX - 8, 16, IS_INDIRECT, "are not in its memory"),
     ];
     for (features, guest, len, flags, words) in cases {
-        let mut world = World::new(features);
-        world.descriptor(TABLE, 0, DATA, 1, 0, 0);
-        world.descriptor(0, 0, guest, len, flags, 1);
-        let refusal = world.refusal();
+        let mut fixture = Fixture::new(features);
+        fixture.descriptor(TABLE, 0, DATA, 1, 0, 0);
+        fixture.descriptor(0, 0, guest, len, flags, 1);
+        let refusal = fixture.refusal();
         assert!(refusal.contains(words), "{refusal}");
     }
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, TABLE, 16, IS_INDIRECT, 0);
-    world.descriptor(TABLE, 0, TABLE, 16, IS_INDIRECT, 0);
-    assert_eq!(world.refusal(), "a table of descriptors within another");
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, TABLE, 16, IS_INDIRECT, 0);
+    fixture.descriptor(TABLE, 0, TABLE, 16, IS_INDIRECT, 0);
+    assert_eq!(fixture.refusal(), "a table of descriptors within another");
 }
 
 #[test]
@@ -156,44 +156,45 @@ fn descriptors_of_nothing_and_of_what_is_not_there_are_refused() {
         (DATA, 1, HAS_NEXT, u16::MAX, "descriptor 65535 in a ring"),
     ];
     for (guest, len, flags, next, words) in cases {
-        let mut world = World::new(ALL);
-        world.descriptor(0, 0, guest, len, flags, next);
-        let refusal = world.refusal();
+        let mut fixture = Fixture::new(ALL);
+        fixture.descriptor(0, 0, guest, len, flags, next);
+        let refusal = fixture.refusal();
         assert!(refusal.contains(words), "{refusal}");
     }
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, DATA, 1, IS_WRITABLE | HAS_NEXT, 1);
-    world.descriptor(0, 1, DATA, 1, 0, 0);
-    assert!(world.refusal().contains("something to read after"));
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
-    world.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 2);
-    assert_eq!(world.refusal(), "descriptor 2 in a table of 2");
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, DATA, 1, IS_WRITABLE | HAS_NEXT, 1);
+    fixture.descriptor(0, 1, DATA, 1, 0, 0);
+    assert!(fixture.refusal().contains("something to read after"));
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
+    fixture.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 2);
+    assert_eq!(fixture.refusal(), "descriptor 2 in a table of 2");
 }
 
 #[test]
 fn more_requests_than_there_are_entries_are_refused() {
-    let mut world = World::new(ALL);
-    world.put_u16(AVAILABLE + 2, 9);
-    assert_eq!(world.peek().unwrap_err().to_string(), "9 requests available in a ring of 8");
-    world.put_u16(AVAILABLE + 2, u16::MAX);
-    assert!(world.peek().unwrap_err().to_string().contains("65535 requests available"));
-    let mut world = World::new(ALL);
-    world.publish(8);
-    assert_eq!(world.peek().unwrap_err().to_string(), "descriptor 8 in a ring of 8");
+    let mut fixture = Fixture::new(ALL);
+    fixture.put_u16(AVAILABLE + 2, 9);
+    assert_eq!(fixture.peek().unwrap_err().to_string(), "9 requests available in a ring of 8");
+    fixture.put_u16(AVAILABLE + 2, u16::MAX);
+    assert!(fixture.peek().unwrap_err().to_string().contains("65535 requests available"));
+    let mut fixture = Fixture::new(ALL);
+    fixture.publish(8);
+    assert_eq!(fixture.peek().unwrap_err().to_string(), "descriptor 8 in a ring of 8");
 }
 
 #[test]
 fn rings_that_cannot_be_are_refused() {
-    let world = World::new(ALL);
+    let fixture = Fixture::new(ALL);
     for entries in [0, 3, 2048, u16::MAX] {
-        let violation = Split::new(Shape { entries, ..shape(ALL) }, &world.memory, 0).unwrap_err();
+        let violation =
+            Split::new(Shape { entries, ..shape(ALL) }, &fixture.memory, 0).unwrap_err();
         assert!(violation.to_string().contains("a power of two up to 1024"), "{violation}");
     }
-    // The last byte that event indices need is not there; without them the ring fits.
+    // The last byte that event indices need is missing; without them the ring fits.
     let end = RingAddresses { descriptors: 0, used: BYTES - 68, available: BYTES - 20 };
     let is_taken = |addresses, features| {
-        Split::new(Shape { entries: ENTRIES, addresses, features }, &world.memory, 0).is_ok()
+        Split::new(Shape { entries: ENTRIES, addresses, features }, &fixture.memory, 0).is_ok()
     };
     assert!(is_taken(end, 0) && !is_taken(end, ALL));
     let usual = shape(ALL).addresses;
@@ -210,69 +211,69 @@ fn rings_that_cannot_be_are_refused() {
 
 #[test]
 fn a_ring_whose_memory_is_cut_off_is_broken() {
-    let mut world = World::new(ALL);
-    world.descriptor(0, 0, DATA, 1, 0, 0);
-    world.publish(0);
-    assert_eq!(world.peek(), Ok(Some(0)));
-    ftruncate(&world.file, 0x1000).unwrap();
-    assert_eq!(world.peek().unwrap_err().to_string(), "a part of its memory was cut off");
-    assert!(world.ring.publish().is_err());
-    world.ring.push(0, 1);
+    let mut fixture = Fixture::new(ALL);
+    fixture.descriptor(0, 0, DATA, 1, 0, 0);
+    fixture.publish(0);
+    assert_eq!(fixture.peek(), Ok(Some(0)));
+    ftruncate(&fixture.file, 0x1000).unwrap();
+    assert_eq!(fixture.peek().unwrap_err().to_string(), "a part of its memory was truncated");
+    assert!(fixture.ring.publish().is_err());
+    fixture.ring.push(0, 1);
 }
 
 #[test]
 fn the_driver_is_called_when_it_wants_that() {
-    let mut world = World::new(ALL);
+    let mut fixture = Fixture::new(ALL);
     let event = AVAILABLE + 4 + u64::from(ENTRIES) * 2;
-    assert!(!world.ring.needs_call(), "nothing was used");
-    let use_one = |world: &mut World, wish: u16| {
-        world.put_u16(event, wish);
-        world.ring.push(2, 77);
-        world.ring.publish().unwrap();
-        world.ring.needs_call()
+    assert!(!fixture.ring.needs_call(), "no descriptor was used");
+    let use_one = |fixture: &mut Fixture, wish: u16| {
+        fixture.put_u16(event, wish);
+        fixture.ring.push(2, 77);
+        fixture.ring.publish().unwrap();
+        fixture.ring.needs_call()
     };
-    assert!(use_one(&mut world, 0), "the first is what it waits for");
-    assert!(!use_one(&mut world, 0) && !use_one(&mut world, 4));
-    assert!(!use_one(&mut world, 4) && use_one(&mut world, 4));
+    assert!(use_one(&mut fixture, 0), "the first is the awaited position");
+    assert!(!use_one(&mut fixture, 0) && !use_one(&mut fixture, 4));
+    assert!(!use_one(&mut fixture, 4) && use_one(&mut fixture, 4));
     assert_eq!(
-        (world.u16(USED + 2), world.u16(USED + 4 + 32), world.u16(USED + 4 + 36)),
+        (fixture.u16(USED + 2), fixture.u16(USED + 4 + 32), fixture.u16(USED + 4 + 36)),
         (5, 2, 77)
     );
-    // Without event indices it says so by a flag.
-    let mut world = World::new(0);
+    // Without event indices, the driver uses a flag.
+    let mut fixture = Fixture::new(0);
     for (flag, wants) in [(0, true), (1, false)] {
-        world.put_u16(AVAILABLE, flag);
-        world.ring.push(0, 0);
-        world.ring.publish().unwrap();
-        assert_eq!(world.ring.needs_call(), wants);
+        fixture.put_u16(AVAILABLE, flag);
+        fixture.ring.push(0, 0);
+        fixture.ring.publish().unwrap();
+        assert_eq!(fixture.ring.needs_call(), wants);
     }
-    world.ring.refuse_kicks();
-    assert_eq!(world.u16(USED), 1);
-    assert_eq!(world.ring.may_sleep(), Ok(true));
-    assert_eq!(world.u16(USED), 0);
+    fixture.ring.refuse_kicks();
+    assert_eq!(fixture.u16(USED), 1);
+    assert_eq!(fixture.ring.may_sleep(), Ok(true));
+    assert_eq!(fixture.u16(USED), 0);
 }
 
-/// The driver publishes and reads the wish before the device's two steps, between them, or after
-/// them: it kicks, or the device does not sleep.
+/// The driver publishes and reads the event index before the device's two steps, between them, or
+/// after them. Either it kicks, or the device does not sleep.
 #[test]
 fn nobody_sleeps_while_work_waits() {
     for features in [ALL, 0] {
         for (published, read) in [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)] {
-            let world = World::new(features);
-            let mut ring = Split::new(shape(features), &world.memory, 0).unwrap();
+            let fixture = Fixture::new(features);
+            let mut ring = Split::new(shape(features), &fixture.memory, 0).unwrap();
             ring.refuse_kicks();
             let kicks = std::cell::Cell::new(false);
             let step = |now: u32| {
                 if published == now {
-                    world.publish(0);
+                    fixture.publish(0);
                 }
                 if read == now {
-                    let wish = world.u16(if features == 0 { USED } else { USED + 4 + 64 });
+                    let wish = fixture.u16(if features == 0 { USED } else { USED + 4 + 64 });
                     kicks.set(if features == 0 { wish & IS_QUIET == 0 } else { wish == 0 });
                 }
             };
-            // Of earlier times: the event lies in the past.
-            world.put_u16(USED + 4 + 64, u16::MAX);
+            // Left from earlier: the event is in the past.
+            fixture.put_u16(USED + 4 + 64, u16::MAX);
             step(0);
             let may_sleep = ring.ask_and_look(|| step(1)).unwrap();
             step(2);
@@ -299,7 +300,7 @@ fn events_are_passed_across_the_end_of_the_count() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever lies in the ring: an answer, and pieces that are all in memory.
+    /// Any bytes in the ring give an error, or a request whose pieces are all in memory.
     #[test]
     fn any_bytes_are_a_request_or_a_refusal(
         bytes in proptest::collection::vec((0..0x4400_u64, any::<u8>()), 0..200),
@@ -307,25 +308,25 @@ proptest! {
             (0..24_u64, 0..BYTES + 9, 0..100_u32, 0..8_u16, 0..10_u16), 0..24),
         heads in proptest::collection::vec(0..9_u16, 0..9),
     ) {
-        let mut world = World::new(ALL);
+        let mut fixture = Fixture::new(ALL);
         for (index, guest, len, flags, next) in descriptors {
             let table = if index < 8 { 0 } else { TABLE };
-            world.descriptor(table, index % 8, guest, len, flags, next);
+            fixture.descriptor(table, index % 8, guest, len, flags, next);
         }
-        heads.iter().for_each(|head| world.publish(*head));
-        bytes.iter().for_each(|(at, byte)| world.put(*at, &[*byte]));
+        heads.iter().for_each(|head| fixture.publish(*head));
+        bytes.iter().for_each(|(at, byte)| fixture.put(*at, &[*byte]));
         for _ in 0..heads.len() {
-            match world.peek() {
+            match fixture.peek() {
                 Ok(Some(head)) => {
                     prop_assert!(head < ENTRIES);
-                    let all = world.chain.readable.iter().chain(&world.chain.writable);
+                    let all = fixture.chain.readable.iter().chain(&fixture.chain.writable);
                     for piece in all {
                         prop_assert!(piece.len > 0 && piece.guest + u64::from(piece.len) <= BYTES);
                     }
-                    world.ring.accept();
-                    world.ring.push(head, 0);
-                    world.ring.publish().unwrap();
-                    world.ring.needs_call();
+                    fixture.ring.accept();
+                    fixture.ring.push(head, 0);
+                    fixture.ring.publish().unwrap();
+                    fixture.ring.needs_call();
                 }
                 Ok(None) | Err(_) => break,
             }

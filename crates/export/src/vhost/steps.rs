@@ -1,62 +1,65 @@
-//! Stores to memory that outlives the server: rings, and notes of requests in flight.
+//! Stores to memory that outlives the server: rings, and the log of requests in flight.
 //!
-//! They happen in the order of the program, so what a server leaves that dies is a beginning of
-//! what it did. Each store is a step here, and a test ends a server after any of them
-//! (`model_tests`); so that it is known to find something, there are deliberate bugs for it.
+//! They happen in program order, so a dead server has done a prefix of them. Each store is a step
+//! here, and a test ends a server after any of them (`model_tests`). Deliberate bugs prove that the
+//! test can find errors.
 
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::sync::statics::atomic::Ordering;
+
+/// The version of the log of requests in flight, in both layouts.
+pub(super) const VERSION: u16 = 1;
 
 /// Stores two bytes.
 #[inline]
-pub(super) fn store_u16(foreign: &Foreign, at: u64, value: u16) {
+pub(super) fn store_u16(client_memory: &ClientMemory, at: u64, value: u16) {
     if is_alive() {
-        foreign.u16_at(at).store(value, Ordering::Release);
+        client_memory.u16_at(at).store(value, Ordering::Release);
     }
 }
 
 /// Stores four bytes.
 #[inline]
-pub(super) fn store_u32(foreign: &Foreign, at: u64, value: u32) {
+pub(super) fn store_u32(client_memory: &ClientMemory, at: u64, value: u32) {
     if is_alive() {
-        foreign.u32_at(at).store(value, Ordering::Release);
+        client_memory.u32_at(at).store(value, Ordering::Release);
     }
 }
 
 /// Stores eight bytes.
 #[inline]
-pub(super) fn store_u64(foreign: &Foreign, at: u64, value: u64) {
+pub(super) fn store_u64(client_memory: &ClientMemory, at: u64, value: u64) {
     if is_alive() {
-        foreign.u64_at(at).store(value, Ordering::Release);
+        client_memory.u64_at(at).store(value, Ordering::Release);
     }
 }
 
-/// A deliberate bug of what is stored, or of what is made of it.
+/// A deliberate bug in a store, or in the use of stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mutant {
-    /// Requests are not noted when they are taken.
+    /// Requests are not logged when they are taken.
     NotNoted,
-    /// The order in which requests were taken is not noted.
+    /// The order in which requests were taken is not logged.
     OrderForgotten,
-    /// Answers are crossed out before the driver can see them.
+    /// Requests are cleared before the driver can see their answers.
     CrossedOutEarly,
-    /// Requests that were answered are not listed.
+    /// Answered requests are not added to the list.
     ListForgotten,
-    /// How far the answers have come is not noted.
+    /// The used index is not logged.
     UsedForgotten,
-    /// A packed ring's answer that the driver saw is given once more.
+    /// A packed ring's visible answer is given once more.
     RolledBack,
-    /// A packed ring's answer that the driver did not see is taken as given.
+    /// A packed ring's unpublished answer is taken as given.
     Committed,
-    /// The places of a request are free before its answer is given.
+    /// The slots of a request are freed before its answer is published.
     FreedEarly,
-    /// A request that is given back is crossed out before its places are free.
+    /// A request that is given back is cleared before its slots are free.
     ForgottenFirst,
-    /// The places of a request are taken before they say whose they are.
+    /// The slots of a request are taken before its descriptors are stored.
     NotedLate,
-    /// A packed ring goes on where the client says, whatever was in flight.
+    /// A packed ring continues at the client's position, regardless of requests in flight.
     BaseBelieved,
-    /// A packed ring's answer is shown before it is complete.
+    /// A packed ring's answer is published before it is complete.
     ShownEarly,
 }
 
@@ -66,7 +69,7 @@ const fn is_alive() -> bool {
     true
 }
 
-/// Whether this bug is there.
+/// Whether this bug is active.
 #[cfg(not(test))]
 #[inline]
 pub(super) const fn has(_mutant: Mutant) -> bool {
@@ -81,7 +84,7 @@ use life::is_alive;
 
 #[cfg(test)]
 impl Mutant {
-    /// All of them, and whether they are packed rings'.
+    /// All mutants, and whether they concern packed rings.
     pub(super) const ALL: [(Mutant, bool); 14] = [
         (Mutant::NotNoted, false),
         (Mutant::OrderForgotten, false),
@@ -111,12 +114,12 @@ mod life {
         static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// This thread's server does this many steps more, and then none that anybody sees.
+    /// Lets this thread's server do this many more visible steps, and then none.
     pub(in super::super) fn lives_for(steps: u64) {
         STEPS.set(steps);
     }
 
-    /// Whether none is left.
+    /// Whether no steps are left.
     pub(in super::super) fn is_dead() -> bool {
         STEPS.get() == 0
     }
@@ -128,12 +131,12 @@ mod life {
         left > 0
     }
 
-    /// This thread's servers have this bug.
+    /// Gives this thread's servers this bug.
     pub(in super::super) fn set_mutant(mutant: Option<Mutant>) {
         MUTANT.set(mutant);
     }
 
-    /// Whether this bug is there.
+    /// Whether this bug is active.
     pub(in super::super) fn has(mutant: Mutant) -> bool {
         MUTANT.get() == Some(mutant)
     }

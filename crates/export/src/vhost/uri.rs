@@ -1,6 +1,7 @@
-//! Where a vhost-user server listens, as users write it: `vhost-user:///PATH`, with `?poll=` for
-//! how long the rings are looked at before sleeping, `mode=` and `owner=` for who may connect. A
-//! client has `reconnect=` for how long it waits for the next server when its own is gone.
+//! The address of a vhost-user server, as users write it: `vhost-user:///PATH`. `?poll=` sets the
+//! busy polling of rings, `mode=` and `owner=` the users who may connect, `shared` allows several
+//! clients at a time. For a client, `reconnect=` sets its wait for the next server when its own is
+//! gone.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,39 +13,43 @@ use super::poll::Poll;
 use crate::options::Options;
 use crate::socket::{self, Access};
 
-/// What such a URI begins with.
+/// The scheme of these URIs.
 pub const SCHEME: &str = "vhost-user://";
 
-/// The Unix socket to listen at.
+/// A Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
     /// Its absolute path.
     pub path: PathBuf,
-    /// Whom the file system lets connect to it.
+    /// The users that the file system lets connect to it.
     pub access: Access,
-    /// Whether this side looks at rings before it sleeps.
+    /// Whether this side polls rings before it sleeps.
     pub poll: Poll,
-    /// Seconds for which a client waits for the next server; 0: requests end with an error.
+    /// Whether several clients are served at a time; they must coordinate their writes.
+    pub is_shared: bool,
+    /// Maximum wait of a client for the next server, in seconds; 0: requests end with an error.
     pub reconnect: Option<u32>,
 }
 
-/// What a client does that does not say it.
+/// The default of a client.
 pub const RECONNECT_SECONDS: u32 = 30;
-/// An hour.
+/// One hour.
 const RECONNECT_SECONDS_MAX: u32 = 3600;
 
 impl Uri {
-    /// A socket for this user alone.
+    /// A socket for this user only.
     pub fn new(path: impl Into<PathBuf>, poll: Poll) -> Uri {
-        Uri { path: path.into(), access: Access::default(), poll, reconnect: None }
+        let (path, access) = (path.into(), Access::default());
+        Uri { path, access, poll, is_shared: false, reconnect: None }
     }
 
-    /// Refuses words that are for clients.
+    /// Refuses the options of clients.
     pub fn for_server(self) -> Result<Uri> {
         match self.reconnect {
             None => Ok(self),
             Some(_) => {
-                let message = format!("export \"{self}\" has reconnect=, which is for clients");
+                let message =
+                    format!("export \"{self}\" has reconnect=, which is for clients only");
                 Err(Error::new(Kind::Invalid, message))
             }
         }
@@ -72,10 +77,11 @@ impl FromStr for Uri {
             })?),
             None => None,
         };
-        let known = "vhost-user takes poll=, mode= and owner=, and for clients reconnect=";
+        let is_shared = options.take_flag("shared");
+        let known = "vhost-user takes poll=, mode=, owner= and shared, and for clients reconnect=";
         options.end(known).map_err(wrong)?;
         let path = socket::parse_path(path, SCHEME).map_err(wrong)?;
-        Ok(Uri { path, access, poll, reconnect })
+        Ok(Uri { path, access, poll, is_shared, reconnect })
     }
 }
 
@@ -87,7 +93,8 @@ impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let poll = (self.poll != Poll::default()).then(|| format!("poll={}", self.poll.name()));
         let reconnect = self.reconnect.map(|seconds| format!("reconnect={seconds}"));
-        let options = poll.into_iter().chain(self.access.options()).chain(reconnect);
+        let shared = self.is_shared.then(|| "shared".to_owned());
+        let options = poll.into_iter().chain(self.access.options()).chain(shared).chain(reconnect);
         let options: Vec<String> = options.collect();
         let mark = if options.is_empty() { "" } else { "?" };
         write!(f, "{SCHEME}{}{mark}{}", self.path.display(), options.join("&"))
@@ -101,7 +108,7 @@ mod tests {
 
     #[test]
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
-        for rest in ["", "?poll=never", "?poll=always&mode=0660&owner=root:kvm"] {
+        for rest in ["", "?poll=never", "?poll=always&mode=0660&owner=root:kvm", "?shared"] {
             let text = format!("vhost-user:///run/udm/a b.sock{rest}");
             assert_eq!(text.parse::<Uri>().unwrap().for_server().unwrap().to_string(), text);
         }
@@ -117,14 +124,15 @@ mod tests {
         for (text, word) in [
             ("vhost-user://x", "absolute path of a socket after vhost-user://"),
             ("vhost-user:///", "absolute path"),
-            ("vhost-user:///a?b", "means nothing"),
+            ("vhost-user:///a?b", "has the unknown option"),
             ("vhost-user:///a?poll=", "auto, never or always"),
-            ("vhost-user:///a?poll=auto&x=1", "x=1\", which means nothing"),
+            ("vhost-user:///a?poll=auto&x=1", "has the unknown option \"x=1\""),
             ("vhost-user:///a?poll=auto?poll=auto", "auto, never or always"),
             ("vhost-user:///a?poll=auto&poll=auto", "twice"),
             ("vhost-user:///a?mode=rw", "mode="),
             ("vhost-user:///a?reconnect=3601", "reconnect=3601, not 0 to 3600 seconds"),
             ("vhost-user:///a?reconnect=", "not 0 to 3600"),
+            ("vhost-user:///a?shared=yes", "shared"),
             ("vhost:///a", "is not vhost-user"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();

@@ -1,6 +1,6 @@
-//! A ring of either kind, with the notes of its requests in flight: what a worker serves.
+//! A ring of either kind with its log of requests in flight, as a worker serves it.
 //!
-//! Requests have the driver's names: the first descriptor in split rings, the buffer's id in packed
+//! Requests have the driver's ids: the first descriptor in split rings, the buffer's id in packed
 //! ones. Both are less than the number of entries.
 
 use std::collections::VecDeque;
@@ -14,18 +14,18 @@ use super::proto::{Violation, feature, wrong};
 use super::split::Split;
 use super::steps::{Mutant, has};
 
-/// A ring, and what belongs to it.
+/// A ring and its recovery state.
 #[derive(Debug)]
 pub struct With<R, T, A> {
     ring: R,
-    /// Where its requests in flight are noted, if they are.
+    /// The log of its requests in flight, if there is one.
     tracker: Option<T>,
-    /// Requests that an earlier server took and did not answer, in order. They come before new
+    /// Requests that an earlier server took and did not answer, in order. They are taken before new
     /// ones.
     again: VecDeque<A>,
 }
 
-/// A ring with its notes.
+/// A ring with its log.
 #[derive(Debug)]
 pub enum Virtqueue {
     /// A split one.
@@ -37,8 +37,8 @@ pub enum Virtqueue {
 use Virtqueue::{Packed as P, Split as S};
 
 impl Virtqueue {
-    /// The ring with `shape`, which is where `base` says: as `SET_VRING_BASE` has it. It goes on
-    /// with what was in flight if that is noted, as of ring `index`.
+    /// Opens the ring with `shape` at the position `base`, as in `SET_VRING_BASE`. If there is a
+    /// log, it continues with the requests in flight of ring `index`.
     pub fn open(
         shape: Shape,
         memory: &Memory,
@@ -68,7 +68,7 @@ impl Virtqueue {
         Ok(S(With { ring, tracker, again }))
     }
 
-    /// Entries.
+    /// Number of entries.
     pub fn entries(&self) -> u16 {
         match self {
             S(with) => with.ring.entries(),
@@ -76,7 +76,7 @@ impl Virtqueue {
         }
     }
 
-    /// Where it is, as `GET_VRING_BASE` has it.
+    /// Its position, as in `GET_VRING_BASE`.
     pub fn base(&self) -> u32 {
         match self {
             S(with) => with.ring.next().into(),
@@ -84,7 +84,7 @@ impl Virtqueue {
         }
     }
 
-    /// Its memory is another one now.
+    /// Switches to new memory.
     pub fn moved(&mut self, memory: &Memory) -> Result<(), Violation> {
         match self {
             S(with) => with.ring.moved(memory),
@@ -101,8 +101,8 @@ impl Virtqueue {
         }
     }
 
-    /// Reads the next request into `chain`, and returns its name; `None` if there is none. It stays
-    /// the next one until [`Virtqueue::accept`].
+    /// Reads the next request into `chain`, and returns its id; `None` if there is none. It is
+    /// still the next one until [`Virtqueue::accept`].
     pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
         match self {
             S(With { ring, again, .. }) => match again.front() {
@@ -116,8 +116,8 @@ impl Virtqueue {
         }
     }
 
-    /// The request that was read last is this server's now, and is noted before that. Returns where
-    /// in the ring it was, unless an earlier server has taken it.
+    /// Logs and takes the last read request. Returns its position in the ring, unless an earlier
+    /// server has taken it.
     pub fn accept(&mut self, id: u16) -> Option<u16> {
         match self {
             S(With { ring, tracker, again }) => {
@@ -153,7 +153,7 @@ impl Virtqueue {
         }
     }
 
-    /// Gives the last request that was accepted back, as if it had never been.
+    /// Gives the last accepted request back, as if it had not been taken.
     pub fn give_back(&mut self, id: u16) {
         match self {
             S(With { ring, tracker, .. }) => {
@@ -171,8 +171,8 @@ impl Virtqueue {
         }
     }
 
-    /// Request `id` is done, and this many bytes were written for it. The driver sees it after
-    /// [`Virtqueue::publish`] at the latest.
+    /// Answers request `id`, with the number of bytes written for it. The driver sees the answer
+    /// after [`Virtqueue::publish`] at the latest.
     #[inline]
     pub fn answer(&mut self, id: u16, written: u32) {
         match self {
@@ -194,7 +194,7 @@ impl Virtqueue {
         }
     }
 
-    /// Shows the driver what is done.
+    /// Publishes the answers.
     #[inline]
     pub fn publish(&mut self) -> Result<(), Violation> {
         match self {
@@ -213,7 +213,7 @@ impl Virtqueue {
         }
     }
 
-    /// Whether the driver wants a call for what was published since this was last asked.
+    /// Whether the driver wants a call for the answers published since the last check.
     pub fn needs_call(&mut self) -> bool {
         match self {
             S(with) => with.ring.needs_call(),
@@ -221,8 +221,8 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the driver to kick for the next request, and says whether the device may sleep until
-    /// then: nothing is there already.
+    /// Asks the driver to kick at the next request. Returns whether the device may sleep until
+    /// then: no request is available already.
     pub fn may_sleep(&mut self) -> Result<bool, Violation> {
         match self {
             S(with) => with.ring.may_sleep(),

@@ -1,15 +1,15 @@
 //! The role of a queue that serves one ring of a client.
 //!
-//! 1. What can be done now is done in one turn: finished bios are answered, new requests are taken,
-//!    and the driver is called once for all of it. Then the thread sleeps until a kick, the end of
-//!    an I/O or an order comes. It asks for kicks first, and looks once more. With polling it looks
-//!    for a while ([`super::poll`]) before it does that.
-//! 2. Kicks and calls are files that the client has given, and may be anything. Kicks are read only
-//!    without waiting, calls are written by the ring: no client stops its thread.
-//! 3. A request is in flight once, and is answered once. A ring on which something is wrong is not
-//!    looked at again; the client's other rings go on, and so do other clients.
-//! 4. A worker that ends answers what it has taken, as far as that comes back in time. The newest
-//!    ones that did not come back it gives back: for the driver they are still to be taken.
+//! 1. One turn does all available work: it answers finished bios, takes new requests, and calls the
+//!    driver once for all answers. Then the thread sleeps until a kick, a finished I/O or an order
+//!    arrives. Before it sleeps, it asks for kicks and checks the ring once more. With busy
+//!    polling, it first polls for a while ([`super::poll`]).
+//! 2. Kicks and calls are files of the client, of any kind. Kicks are only read without blocking,
+//!    and io_uring writes calls: a client cannot block its thread.
+//! 3. A request is in flight once, and is answered once. A ring with an error is not read again;
+//!    the client's other rings and other clients are not affected.
+//! 4. A stopping worker answers its requests if their bios finish in time. It gives back the newest
+//!    requests that did not finish: for the driver, these are not taken yet.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -17,18 +17,18 @@ use std::os::fd::OwnedFd;
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2};
 use udm::bio::Bio;
 use udm::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
-use udm::device::{Device, Driver, InFlight, LATE_SECONDS};
+use udm::device::{Device, Driver, InFlight, Reported, SLOW_SECONDS};
 use udm::error::Result;
 use udm::queue::{Core, Queue, Role, Turn, now};
 use udm::ring::Event;
-use udm::sync::atomic::{AtomicBool, Ordering};
-use udm::sync::{Arc, Mutex, lock};
+use udm::sync::{Arc, lock};
 use udm::units::{BIO_BYTES_MAX, Nanos, SECOND};
 
 use crate::budget::{BUDGET, Share};
 
 use super::chain::Chain;
 use super::memory::Memory;
+use super::params::{Outcome, Params, ParamsReader, SharedParams};
 use super::poll::{GLANCES, Poller, glance};
 use super::proto::{Violation, wrong};
 use super::request::{
@@ -36,22 +36,25 @@ use super::request::{
 };
 use super::virtqueue::Virtqueue;
 
-/// Bytes of a ring's requests in flight; one request may be more.
+/// Maximum bytes of a ring's requests in flight; a single request may exceed it.
 pub const HELD_BYTES_MAX: u64 = 16 << 20;
-/// How long a worker that is stopped waits for requests.
+/// Maximum time that a stopping worker waits for requests.
 const STOP_SECONDS_MAX: u64 = 20;
-/// The same, if all of them wait for room or for resume.
+/// The same, if all requests wait for free space or for resume.
 const PARKED_SECONDS_MAX: u64 = 2;
-/// Time between two checks for late requests, while any is in flight.
+/// Time between two checks for slow requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
-/// Glances at a ring while requests are with the device: the loop's rest, which answers them, has
-/// its turn in less than a microsecond.
+/// Checks of a ring while the device works on requests: fewer, so that the rest of the loop, which
+/// answers them, runs after less than a microsecond.
 const GLANCES_BESIDE_IO: u32 = 16;
-/// A driver that looks sees the first answers of a turn while the next requests are served: after
-/// this many.
+/// Answers after which the used ring is published during a turn: a polling driver sees the first
+/// answers while the next requests are served.
 const SHOWN: u32 = 8;
-/// Time between two tries to get memory that other clients hold.
+/// Time between two attempts to get memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 100;
+
+/// Time for which an invalid-looking request is read again before the ring fails.
+const DOUBT_NS: Nanos = SECOND / 10;
 
 /// Requests of a worker to its queue's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,107 +64,82 @@ enum Asks {
     Report,
 }
 
-/// What a ring is served with. All of it may change while it is served.
-#[derive(Clone, Debug)]
-pub struct Orders {
-    /// The client's memory.
-    pub memory: Arc<Memory>,
-    /// How the driver is called; without it, the driver looks by itself.
-    pub call: Option<Arc<OwnedFd>>,
-    /// Where it is reported that the ring is broken.
-    pub err: Option<Arc<OwnedFd>>,
-    /// Writes are durable when they are done.
-    pub is_write_through: bool,
-}
-
-/// What others ask of a worker, and what is known of it.
-#[derive(Debug)]
-struct Desk {
-    orders: Mutex<Orders>,
-    has_changed: AtomicBool,
-    outcome: Mutex<Outcome>,
-}
-
-/// A ring that is to be served.
+/// A ring to serve.
 #[derive(Debug)]
 pub struct Served {
     /// The ring.
     pub ring: Virtqueue,
-    /// How the driver says that there are requests.
+    /// The eventfd by which the driver announces requests.
     pub kick: Arc<OwnedFd>,
-    /// How long the ring is looked at before that is waited for.
+    /// Decides how long the ring is polled before the thread waits for a kick.
     pub poller: Poller,
+    /// Whether writes must be durable when they end.
+    pub is_write_through: bool,
+    /// The losses that were reported when the ring was served before.
+    pub reported: Option<Reported>,
 }
 
-/// What has become of a ring.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Where it is, once the worker has ended.
-    pub base: u32,
-    /// What is wrong with the ring.
-    pub violation: Option<Violation>,
-}
-
-/// A worker, for the client that it serves. Dropping it ends it.
+/// A worker, for the client that it serves. Dropping it stops it.
 #[derive(Debug)]
 pub struct Worker {
-    desk: Arc<Desk>,
+    shared: Arc<SharedParams>,
     queue: Queue,
 }
 
 impl Worker {
-    /// Serves a ring. `broken` is called if something is wrong with it.
+    /// Serves a ring. `broken` is called if the ring has an error.
     pub fn start(
         name: &str,
         device: &Arc<Device>,
         served: Served,
-        orders: Orders,
+        params: Params,
         broken: impl FnOnce(&Violation) + Send + 'static,
     ) -> Result<Worker> {
-        let outcome = Outcome { base: served.ring.base(), violation: None };
-        let desk = Arc::new(Desk {
-            orders: Mutex::new(orders.clone()),
-            has_changed: AtomicBool::new(false),
-            outcome: Mutex::new(outcome),
-        });
-        let (for_role, device) = (desk.clone(), device.clone());
+        let outcome = Outcome { base: served.ring.base(), ..Outcome::default() };
+        let shared = Arc::new(SharedParams::new(params.clone(), outcome));
+        let (for_role, device) = (ParamsReader(shared.clone()), device.clone());
         let queue = Queue::run(name, move |core| {
             let mut driver = core.driver(&device)?;
             driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
-            Ok(Serving::new(driver, served, orders, for_role, Box::new(broken)))
+            served.reported.into_iter().for_each(|reported| driver.continue_from(reported));
+            Ok(Serving::new(driver, served, params, for_role, Box::new(broken)))
         })?;
-        Ok(Worker { desk, queue })
+        Ok(Worker { shared, queue })
     }
 
-    /// Changes what the ring is served with, soon.
-    pub fn order(&self, orders: Orders) {
-        *lock(&self.desk.orders) = orders;
-        self.desk.has_changed.store(true, Ordering::SeqCst);
+    /// Changes the parameters of the ring soon.
+    pub fn update(&self, params: Params) {
+        self.shared.give(params);
         self.queue.wake();
     }
 
-    /// Asks it to end, without waiting for that.
+    /// Waits until the worker uses only the last parameters.
+    pub fn wait_for_update(&self) {
+        self.shared.wait();
+    }
+
+    /// Asks it to stop, without waiting.
     pub fn stop(&self) {
         self.queue.stop();
     }
 
-    /// Ends it, and waits for that.
+    /// Stops it, and waits for its end.
     pub fn end(self) -> Outcome {
         drop(self.queue);
-        lock(&self.desk.outcome).clone()
+        lock(&self.shared.outcome).clone()
     }
 }
 
-/// The requests of a ring, by the driver's names for them.
+/// The requests of a ring, by the driver's ids.
 #[derive(Debug)]
 struct Requests {
     by_id: Vec<Request>,
     in_flight: usize,
     held_bytes: u64,
-    has_late: bool,
+    has_slow: bool,
 }
 
-/// Calls of the driver: at most one is on its way, and one more is remembered.
+/// Calls to the driver: at most one is in flight, and one more is remembered.
 #[derive(Debug)]
 struct Calls {
     buffer: Option<Buffer>,
@@ -180,14 +158,17 @@ struct Serving {
     kick: Arc<OwnedFd>,
     is_kick_awaited: bool,
     calls: Calls,
-    orders: Orders,
+    params: Params,
     facts: Facts,
     share: Share,
-    desk: Arc<Desk>,
+    shared: ParamsReader,
     violation: Option<Violation>,
     broken: Option<Broken>,
     is_err_due: bool,
+    /// Requests wait for memory that other clients hold, or for memory of their own.
     is_starved: bool,
+    /// When the next request first looked invalid.
+    doubted_since: Option<Nanos>,
     /// Requests wait for others of the ring.
     is_full: bool,
     look_at: Option<Nanos>,
@@ -198,33 +179,34 @@ impl Serving {
     fn new(
         driver: Driver,
         served: Served,
-        orders: Orders,
-        desk: Arc<Desk>,
+        params: Params,
+        shared: ParamsReader,
         broken: Broken,
     ) -> Serving {
         let mut id = [0; ID_BYTES];
         let name = driver.device().name();
         let len = name.len().min(ID_BYTES);
         id[..len].copy_from_slice(&name.as_bytes()[..len]);
-        let Served { ring, kick, poller } = served;
+        let Served { ring, kick, poller, is_write_through, .. } = served;
         let by_id = (0..ring.entries()).map(|_| Request::default()).collect();
         Serving {
             driver,
-            requests: Requests { by_id, in_flight: 0, held_bytes: 0, has_late: false },
+            requests: Requests { by_id, in_flight: 0, held_bytes: 0, has_slow: false },
             chain: Chain::default(),
             poller,
             kick,
             is_kick_awaited: false,
-            // Whatever was done before this worker, the driver looks once.
+            // The driver checks once for answers of an earlier worker.
             calls: Calls { buffer: Some(Buffer::from_bytes(&1_u64.to_le_bytes())), is_due: true },
-            facts: Facts { id, is_write_through: orders.is_write_through },
-            orders,
+            facts: Facts { id, is_write_through },
+            params,
             share: Share::of(&BUDGET),
-            desk,
+            shared,
             violation: None,
             broken: Some(broken),
             is_err_due: false,
             is_starved: false,
+            doubted_since: None,
             is_full: false,
             look_at: None,
             stopping_since: None,
@@ -233,20 +215,18 @@ impl Serving {
     }
 
     fn take_orders(&mut self) {
-        if !self.desk.has_changed.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        self.orders = lock(&self.desk.orders).clone();
-        self.facts.is_write_through = self.orders.is_write_through;
+        let Some(params) = self.shared.0.take_changed() else { return };
+        self.params = params;
         // A call may have been lost on its way to the old file.
         self.calls.is_due = true;
         if self.violation.is_none() {
-            let moved = self.ring.moved(&self.orders.memory);
+            let moved = self.ring.moved(&self.params.memory);
             self.judge(moved);
         }
+        self.shared.0.taken();
     }
 
-    /// Ends the use of the ring if something is wrong with it.
+    /// Ends the use of the ring if it has an error.
     fn judge<T>(&mut self, result: std::result::Result<T, Violation>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -261,11 +241,11 @@ impl Serving {
         }
     }
 
-    /// Carries out what can be carried out, and answers what comes back.
+    /// Runs the device's work, and answers finished bios.
     fn pump(&mut self, core: &mut Core<Asks>) -> bool {
         let mut result = Ok(());
         let (requests, ring) = (&mut self.requests, &mut self.ring);
-        let memory = &self.orders.memory;
+        let memory = &self.params.memory;
         let is_whole = self.violation.is_none();
         let finish = |mut bio: Bio, _: &mut VecDeque<Bio>, pool: &mut BufferPool| {
             if is_whole && result.is_ok() {
@@ -282,17 +262,19 @@ impl Serving {
         has_progress
     }
 
-    /// Takes requests as long as there are some, and memory for them. Returns whether it took any.
+    /// Takes requests while there are any and memory for them. Returns whether it took any.
     fn fetch(&mut self) -> std::result::Result<bool, Violation> {
         (self.is_starved, self.is_full) = (false, false);
         let mut count = 0;
-        let memory = self.orders.memory.clone();
-        // No more than a ring full, so that everything else has its turn.
+        let memory = self.params.memory.clone();
+        // At most one ring's worth, so that other work gets its turn. Updates take precedence over
+        // the next request.
         while count < u32::from(self.ring.entries())
-            && let Some(id) = self.ring.peek(&memory, &mut self.chain)?
+            && !self.shared.0.has_changed()
+            && let Some(id) = self.peek(&memory)?
         {
             let bytes = held_bytes(&self.chain);
-            // What is longer is refused, and held by nobody.
+            // A longer request is refused and takes no memory.
             let bytes = if bytes > BIO_BYTES_MAX + HEADER_BYTES { 0 } else { bytes };
             if !self.has_room_for(bytes) {
                 break;
@@ -308,7 +290,7 @@ impl Serving {
                 Begun::Bio(bio) => {
                     self.requests.begin(id, bytes);
                     self.driver.submit(bio);
-                    // Now its buffer is near, and good for the next one.
+                    // Now its buffer is in the processor's cache, which helps the next request.
                     self.answer_done(&memory)?;
                 }
                 Begun::Done(written) => self.ring.answer(id, written),
@@ -323,7 +305,21 @@ impl Serving {
         Ok(count > 0)
     }
 
-    /// Answers the bios that have come back.
+    /// Reads the next request, `None` if there is none to take now. An invalid-looking request is
+    /// judged after a moment: a client that asks for no acknowledgement may use memory before this
+    /// server has received the message that adds it.
+    fn peek(&mut self, memory: &Memory) -> std::result::Result<Option<u16>, Violation> {
+        let result = self.ring.peek(memory, &mut self.chain);
+        if result.is_ok() {
+            self.doubted_since = None;
+        } else if now() < *self.doubted_since.get_or_insert_with(now) + DOUBT_NS {
+            self.is_starved = true;
+            return Ok(None);
+        }
+        result
+    }
+
+    /// Answers the finished bios.
     fn answer_done(&mut self, memory: &Memory) -> std::result::Result<(), Violation> {
         while let Some(mut bio) = self.driver.pop_done() {
             let answer = self.requests.finish(&bio, memory);
@@ -345,7 +341,7 @@ impl Serving {
         !self.is_starved
     }
 
-    /// Shows the driver what is done, and calls it if it wants that.
+    /// Publishes the answers, and calls the driver if it wants that.
     fn answer(&mut self, core: &mut Core<Asks>) {
         if self.violation.is_none() {
             let published = self.ring.publish();
@@ -358,21 +354,21 @@ impl Serving {
 
     fn call(&mut self, core: &mut Core<Asks>) {
         if self.calls.is_due
-            && let Some(call) = &self.orders.call
+            && let Some(call) = &self.params.call
             && let Some(buffer) = self.calls.buffer.take()
         {
             self.calls.is_due = false;
-            core.desk().signal(call, buffer, Asks::Call);
+            core.submissions().signal(call, buffer, Asks::Call);
         }
         if std::mem::take(&mut self.is_err_due)
-            && let Some(err) = &self.orders.err
+            && let Some(err) = &self.params.err
         {
             let one = Buffer::from_bytes(&1_u64.to_le_bytes());
-            core.desk().signal(err, one, Asks::Report);
+            core.submissions().signal(err, one, Asks::Report);
         }
     }
 
-    /// Makes the next kick an event. Returns whether requests have come meanwhile.
+    /// Waits for the next kick as an event. Returns whether requests have arrived in the meantime.
     fn await_kick(&mut self, core: &mut Core<Asks>) -> bool {
         if self.violation.is_some() {
             return false;
@@ -383,18 +379,18 @@ impl Serving {
         }
         if !self.is_kick_awaited {
             self.is_kick_awaited = true;
-            core.desk().poll_readable(&self.kick, Asks::Kick);
+            core.submissions().poll_readable(&self.kick, Asks::Kick);
         }
         false
     }
 
-    /// Looks at the ring for a moment, if that is to be done before sleeping.
+    /// Polls the ring for a moment, if the poller decides so. Returns whether it did.
     fn looks(&mut self) -> bool {
         if self.violation.is_some() || !self.poller.goes_on(now) {
             return false;
         }
         let is_calm = self.requests.in_flight == 0;
-        // What is wrong is found in the next turn too.
+        // The next turn finds the error again.
         glance(if is_calm { GLANCES } else { GLANCES_BESIDE_IO }, || {
             self.ring.has_request().unwrap_or(true)
         });
@@ -406,18 +402,18 @@ impl Serving {
         self.is_kick_awaited = false;
         let mut count = [0; 8];
         let vectors = &mut [IoSliceMut::new(&mut count)];
-        // At the file's own position, which an eventfd has not.
+        // At the file's current position, because an eventfd has none.
         let read = preadv2(&self.kick, vectors, u64::MAX, ReadWriteFlags::NOWAIT);
         let result = match read {
             Ok(8) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            _ => wrong("its kicks do not come through an eventfd"),
+            _ => wrong("its kick file descriptor is not an eventfd"),
         };
         self.judge(result);
     }
 
-    /// When to look for late requests, after having looked if it is time.
-    fn look_for_late(&mut self, core: &Core<Asks>) -> Option<Nanos> {
-        if self.requests.in_flight == 0 && !self.requests.has_late {
+    /// Checks for slow requests if it is time, and returns the time of the next check.
+    fn look_for_slow(&mut self, core: &Core<Asks>) -> Option<Nanos> {
+        if self.requests.in_flight == 0 && !self.requests.has_slow {
             self.look_at = None;
             return None;
         }
@@ -425,14 +421,14 @@ impl Serving {
         let look_at = *self.look_at.get_or_insert(now + LOOK_NS);
         if now >= look_at || self.requests.in_flight == 0 {
             self.look_at = Some(now + LOOK_NS);
-            if let Some(late) = self.requests.late(now) {
-                self.driver.tell_late(&late, core.ring());
+            if let Some(slow) = self.requests.slow(now) {
+                self.driver.report_slow(&slow, core.ring());
             }
         }
         self.look_at
     }
 
-    /// Whether a worker that is to end may; else until when it waits.
+    /// Returns the end of a stopping worker's wait; `None` if it may stop now.
     fn stop_deadline(&mut self) -> Option<Nanos> {
         let since = *self.stopping_since.get_or_insert_with(now);
         let is_parked = self.driver.is_all_parked();
@@ -441,7 +437,7 @@ impl Serving {
         (self.requests.in_flight > 0 && now() < deadline).then_some(deadline)
     }
 
-    /// Gives back the newest requests that were not answered.
+    /// Gives back the newest unanswered requests.
     fn give_back(&mut self) {
         let newest = |this: &Serving| {
             let mut requests = this.requests.by_id.iter().enumerate();
@@ -463,12 +459,12 @@ impl Requests {
         let request = &mut self.by_id[usize::from(id)];
         request.phase = Phase::InFlight;
         request.held_bytes = bytes;
-        (request.seen, request.is_late) = (None, false);
+        (request.seen, request.is_slow) = (None, false);
         self.in_flight += 1;
         self.held_bytes += bytes;
     }
 
-    /// A bio has come back: the request's name, and how many bytes the driver finds.
+    /// Finishes a bio. Returns the request's id, and the number of bytes written for the driver.
     fn finish(&mut self, bio: &Bio, memory: &Memory) -> std::result::Result<(u16, u32), Violation> {
         let id = bio.token as u16;
         Ok((id, self.end(id).finish(bio, memory)?))
@@ -483,21 +479,21 @@ impl Requests {
         request
     }
 
-    /// Late requests, if there are some or were at the last look.
-    fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
-        let mut late = Vec::new();
+    /// Returns the slow requests; `None` if there are none now and were none at the last check.
+    fn slow(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        let mut slow = Vec::new();
         for (token, request) in self.by_id.iter_mut().enumerate() {
             let (Phase::InFlight, Some((op, offset, len))) = (request.phase, request.what) else {
                 continue;
             };
             let age = now - *request.seen.get_or_insert(now);
-            if age >= LATE_SECONDS * SECOND {
-                let is_new = !std::mem::replace(&mut request.is_late, true);
-                late.push(InFlight { token: token as u64, op, offset, len, age, is_new });
+            if age >= SLOW_SECONDS * SECOND {
+                let is_new = !std::mem::replace(&mut request.is_slow, true);
+                slow.push(InFlight { token: token as u64, op, offset, len, age, is_new });
             }
         }
-        let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
-        (had_late || self.has_late).then_some(late)
+        let had_slow = std::mem::replace(&mut self.has_slow, !slow.is_empty());
+        (had_slow || self.has_slow).then_some(slow)
     }
 }
 
@@ -528,7 +524,7 @@ impl Role for Serving {
             self.poller.found(now);
         }
         self.call(core);
-        let mut deadline = self.look_for_late(core);
+        let mut deadline = self.look_for_slow(core);
         if is_stopping {
             match self.stop_deadline() {
                 Some(stop) => deadline = deadline.into_iter().chain([stop]).min(),
@@ -537,7 +533,7 @@ impl Role for Serving {
         } else if self.is_starved {
             deadline = Some(now() + STARVED_LOOK_NS);
         } else if self.is_full {
-            // What is in flight ends as an event, unless it has ended in this turn.
+            // Requests in flight end as events, unless some have ended in this turn.
             if has_progress {
                 core.ring_mut().submit();
                 return Turn::Again;
@@ -550,11 +546,12 @@ impl Role for Serving {
     }
 
     fn leave(mut self, core: &mut Core<Asks>) {
-        self.driver.tell_late(&[], core.ring());
+        self.driver.report_slow(&[], core.ring());
         self.give_back();
-        let outcome = Outcome { base: self.ring.base(), violation: self.violation.take() };
-        *lock(&self.desk.outcome) = outcome;
-        // The last call is on its way before the thread ends.
+        let (base, violation) = (self.ring.base(), self.violation.take());
+        let outcome = Outcome { base, violation, reported: Some(self.driver.reported()) };
+        *lock(&self.shared.0.outcome) = outcome;
+        // The last call is submitted before the thread ends.
         core.ring_mut().submit();
         core.leave(self.driver);
     }

@@ -1,5 +1,5 @@
-//! A reference front end of vhost-user-blk, written from the specifications and sharing nothing
-//! with the server's own words: a memfd for the guest's memory, rings of both kinds, the driver's
+//! A reference front end of vhost-user-blk, written from the specifications, without code of the
+//! server: a memfd for the guest's memory, rings of both kinds, the driver's
 //! side.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::host_endian_bytes)]
@@ -18,7 +18,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 
 pub const MEMORY_BYTES: u64 = 64 << 20;
 /// Where the guest and the front end's process see the memory.
@@ -53,7 +53,7 @@ const SECONDS: u64 = 20;
 pub struct Front {
     pub stream: UnixStream,
     pub file: OwnedFd,
-    pub memory: Foreign,
+    pub memory: ClientMemory,
     pub features: u64,
 }
 
@@ -75,7 +75,7 @@ impl Front {
         stream.set_read_timeout(Some(Duration::from_secs(SECONDS))).unwrap();
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, MEMORY_BYTES).unwrap();
-        let memory = Foreign::map(&file, 0, MEMORY_BYTES).unwrap();
+        let memory = ClientMemory::map(&file, 0, MEMORY_BYTES).unwrap();
         Front { stream, file, memory, features: 0 }
     }
 
@@ -152,7 +152,7 @@ impl Front {
         assert_eq!(self.reply(5), 0_u64.to_ne_bytes());
     }
 
-    /// Asks for a file for requests in flight: what the server says of it, and the file.
+    /// Asks for a file for requests in flight. Returns the server's description and the file.
     pub fn get_in_flight(&mut self, rings: u16, entries: u16) -> (Vec<u8>, OwnedFd) {
         let numbers = [rings.to_ne_bytes(), entries.to_ne_bytes()].concat();
         self.tell(31, &[words(&[0, 0]), numbers, vec![0; 4]].concat(), &[]);
@@ -258,7 +258,7 @@ impl Front {
 }
 
 /// Puts a descriptor (address, length, flags, next) into a table.
-pub fn put_descriptor(memory: &Foreign, table: u64, index: u16, words: (u64, u32, u16, u16)) {
+pub fn put_descriptor(memory: &ClientMemory, table: u64, index: u16, words: (u64, u32, u16, u16)) {
     let (guest, len, flags, next) = words;
     let mut bytes = guest.to_ne_bytes().to_vec();
     bytes.extend(len.to_ne_bytes());
@@ -277,7 +277,7 @@ pub struct Ring {
     pub entries: u16,
     pub at: u64,
     pub is_packed: bool,
-    /// Of a packed ring, places: with the parity of the lap in the highest bit.
+    /// For a packed ring these are places, with the parity of the lap in the highest bit.
     pub available: u16,
     pub used: u16,
     /// Descriptors of a packed ring since a kick was last considered.

@@ -1,5 +1,5 @@
-//! A reference client, written from the protocol document and sharing nothing with the server's
-//! own encoder; and a served RAM disk for it to talk to.
+//! A reference client, written from the protocol document, without the server's
+//! encoder; and a served RAM disk for it.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, RamDisk};
+use udm::queue::Queue;
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -50,7 +51,7 @@ pub fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-/// What a usual client says until transmission: flags, structured replies, context, GO.
+/// The usual start of a client until transmission: flags, structured replies, context, GO.
 pub fn usual_handshake(is_structured: bool) -> Vec<u8> {
     let mut bytes = client_flags(3);
     if is_structured {
@@ -189,6 +190,7 @@ pub struct Served {
     pub disk: Arc<RamDisk>,
     pub device: Arc<Device>,
     pub server: Server,
+    _background: Queue,
 }
 
 impl Served {
@@ -202,7 +204,8 @@ impl Served {
         let disk = Arc::new(RamDisk::new(size_bytes, 512));
         let device = linear(disk.clone());
         let server = Server::start(&device, &uri.parse().unwrap()).unwrap();
-        Served { folder, disk, device, server }
+        let background = Queue::background("background", &device).unwrap();
+        Served { folder, disk, device, server, _background: background }
     }
 
     /// The URI for clients.
@@ -214,7 +217,7 @@ impl Served {
         self.folder.path().join("socket")
     }
 
-    /// A connection on which nothing has been said.
+    /// A new connection, without any message yet.
     pub fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -249,7 +252,7 @@ impl Client {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Reads a reply with `len` bytes of data, if it is no error.
+    /// Reads a reply. Unless it is an error, `len` bytes of data follow.
     pub fn reply(&mut self, len: usize) -> Reply {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head).unwrap();

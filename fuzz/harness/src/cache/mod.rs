@@ -1,18 +1,19 @@
 //! A cache's metadata with arbitrary content: read, checked, repaired, written, served, drained,
 //! printed.
 //!
-//! The input first makes metadata, then damages it and mends the checksums, so that what is wrong
-//! is not what a checksum shows. Other inputs are XML. The promises: no panic, no hang, no
-//! allocation without bound; what was loaded without damage can be written and is read again as it
-//! was; a repair has nothing to complain about; nothing is written where a block counts; a server
-//! shows what one that only reads shows, loses nothing of what is written, and leaves metadata that
+//! The input first makes metadata, then damages it and corrects the checksums, so that they do not
+//! reveal the damage. Other inputs are XML. The promises: no panic, no hang, bounded
+//! allocations; undamaged metadata can be written and reads back the same; a repaired copy passes
+//! all checks; a block in use is not overwritten; a server shows the same data as a reader, loses
+//! no written data, and leaves metadata that
 //! can be loaded.
 
 mod serving;
 
 use std::sync::Arc;
 
-use udm::cache::drain::{Devices, Drain};
+use udm::cache::Devices;
+use udm::cache::drain::Drain;
 use udm::cache::metadata::block::BlockKind;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::format::write_whole;
@@ -30,7 +31,7 @@ const BLOCKS: u64 = 64;
 const SLOTS_MAX: u64 = 3000;
 const DAMAGE_MAX: u8 = 12;
 
-/// A metadata device's content, or a text.
+/// The content of a metadata device, or a text.
 pub fn cache(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     match input.u8() {
@@ -103,7 +104,7 @@ fn media(shape: u8, input: &mut Input<'_>) {
     drain(&disk);
 }
 
-/// Metadata as a cache has it.
+/// The metadata of a cache.
 fn make(disk: &Arc<dyn Disk>, shape: u8, input: &mut Input<'_>) {
     let slots = input.below(SLOTS_MAX);
     let mut contents = Contents::empty(slots);
@@ -122,7 +123,7 @@ fn make(disk: &Arc<dyn Disk>, shape: u8, input: &mut Input<'_>) {
     write_whole(disk, superblock, &contents).unwrap();
 }
 
-/// Changes some bytes of a block, and mends its checksum, mostly.
+/// Changes some bytes of a block, and usually corrects its checksum.
 fn damage(ram: &RamDisk, input: &mut Input<'_>) {
     let choice = input.u8();
     let address = if choice & 0xC0 == 0 { 0 } else { input.below(BLOCKS / 2) };
@@ -145,7 +146,7 @@ fn damage(ram: &RamDisk, input: &mut Input<'_>) {
     ram.poke(address * BLOCK_BYTES as u64, &block);
 }
 
-/// Reading says what there is, or what is wrong.
+/// A read returns the content, or an error that names the damage.
 fn look(disk: &Arc<dyn Disk>) {
     let superblock = match survey::superblock(disk) {
         Ok(superblock) => superblock,
@@ -166,7 +167,7 @@ fn look(disk: &Arc<dyn Disk>) {
     }
 }
 
-/// What could be loaded can be written, once over and in part.
+/// Loaded metadata can be written, in whole and in part.
 fn write(disk: &Arc<dyn Disk>) {
     let Ok(loaded) = load(disk) else { return };
     let used = loaded.counts.used.clone();
@@ -190,7 +191,7 @@ fn drain(disk: &Arc<dyn Disk>) {
     let data: Arc<dyn Disk> = Arc::new(RamDisk::new(16 << 20, 512));
     let origin: Arc<dyn Disk> = Arc::new(RamDisk::new(16 << 20, 512));
     let devices = Devices { metadata: disk.clone(), cache: data, origin };
-    let mut drain = match Drain::new(devices, loaded) {
+    let mut drain = match Drain::new(devices, loaded, None) {
         Ok(drain) => drain,
         Err(error) => return check_error(&error),
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::metadata::{BLOCK_BYTES, load};
 use udm::cache::{Cache, OpenOptions, TableArgs, View};
 use udm::disk::{Disk, RamDisk};
@@ -27,13 +27,13 @@ const TABLES: [&str; 5] = [
     "64 0 cleaner 0",
 ];
 
-struct World {
+struct Fixture {
     disks: [Arc<RamDisk>; 3],
     table: &'static str,
     client: Client,
 }
 
-/// Serves a copy of `metadata` and looks at it, if it opens.
+/// Serves a copy of `metadata` and checks it, if it opens.
 pub fn serve(metadata: &RamDisk, input: &mut Input<'_>) {
     let bytes = BLOCKS * BLOCK_BYTES as u64;
     let mut image = vec![0; bytes as usize];
@@ -50,33 +50,33 @@ pub fn serve(metadata: &RamDisk, input: &mut Input<'_>) {
     }
     let origin = Arc::new(RamDisk::new(ORIGIN_BYTES, 512).named("origin"));
     let table = TABLES[usize::from(input.u8()) % TABLES.len()];
-    let mut world = World { disks: [copy, data, origin], table, client: Client::new() };
-    let shown = match world.view() {
-        Ok(()) => Some(world.shown()),
+    let mut fixture = Fixture { disks: [copy, data, origin], table, client: Client::new() };
+    let shown = match fixture.view() {
+        Ok(()) => Some(fixture.shown()),
         Err(error) => {
             check_error(&error);
             None
         }
     };
-    world.client.kill();
-    if let Err(error) = world.open() {
+    fixture.client.kill();
+    if let Err(error) = fixture.open() {
         return check_error(&error);
     }
     if let Some(shown) = shown {
-        assert!(world.shown() == shown, "the server shows something else");
+        assert!(fixture.shown() == shown, "the server shows something else");
     }
     for _ in 0..input.u8() % OPERATIONS_MAX {
-        world.operate(input);
+        fixture.operate(input);
     }
-    world.end(input.u8().is_multiple_of(2));
-    world.open().expect("what a server left can be opened");
-    world.client.check_model(false, false);
-    world.client.drain(false);
-    world.end(true);
-    world.check_origin();
+    fixture.end(input.u8().is_multiple_of(2));
+    fixture.open().expect("the next server opens the media");
+    fixture.client.check_model(false, false);
+    fixture.client.drain(false);
+    fixture.end(true);
+    fixture.check_origin();
 }
 
-impl World {
+impl Fixture {
     fn parts(&self) -> (TableArgs, Devices) {
         let args = TableArgs::parse(&Word::list(&format!("M C O {}", self.table))).unwrap();
         let [metadata, cache, origin] = self.disks.clone();
@@ -95,7 +95,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything that clients see.
+    /// All data that clients see.
     fn shown(&mut self) -> Vec<u8> {
         let pieces = (0..ORIGIN_BYTES).step_by(1 << 20);
         pieces.flat_map(|at| self.client.read(at, 1 << 20).unwrap()).collect()
@@ -113,7 +113,7 @@ impl World {
         match input.u8() % 16 {
             0..6 => self.client.write(offset, len, false),
             6 => self.client.write(offset, len, true),
-            // Often, so that the policy wants the block.
+            // Often enough for the policy to admit the block.
             7 => (0..40).for_each(|_| drop(self.client.read(offset, SECTOR))),
             8..11 => drop(self.client.read(offset, len)),
             11 => self.client.zero(offset / SLOT_BYTES * SLOT_BYTES, SLOT_BYTES, false),
@@ -131,10 +131,10 @@ impl World {
             false => self.client.kill(),
         }
         let metadata: Arc<dyn Disk> = self.disks[0].clone();
-        load(&metadata).expect("what a server left can be loaded");
+        load(&metadata).expect("the metadata can be loaded");
     }
 
-    /// Everything that was written is on the origin.
+    /// The origin has all written data.
     fn check_origin(&self) {
         for (sector, byte) in &self.client.model {
             let mut found = [0; SECTOR as usize];

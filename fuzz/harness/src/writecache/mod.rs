@@ -1,11 +1,11 @@
-//! Writecaches with arbitrary content, in both modes: looked at, opened, used, removed and opened
+//! Writecaches with arbitrary content, in both modes: inspected, opened, used, removed and opened
 //! again.
 //!
 //! The input first makes a cache by using it, then damages it field by field (`damage`), then uses
-//! what still opens. The promises are those of `pcache`.
+//! it if it still opens. The promises are those of `pcache`.
 
 mod damage;
-mod world;
+mod fixture;
 
 use udm::error::Result;
 use udm::units::SECTOR;
@@ -14,83 +14,83 @@ use udm::writecache::inspect::inspect;
 use crate::check_error;
 use crate::input::Input;
 use damage::damage;
-use world::{ORIGIN_BYTES, World};
+use fixture::{Fixture, ORIGIN_BYTES};
 
 const OPERATIONS_MAX: u8 = 48;
 const DAMAGE_MAX: u8 = 16;
 
-/// A cache device's content and what happens to it.
+/// The content of a cache device, and the steps that follow.
 pub fn writecache(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let mut world = World::from_input(&mut input);
-    if world.open().is_ok() {
+    let mut fixture = Fixture::from_input(&mut input);
+    if fixture.open().is_ok() {
         for _ in 0..input.u8() % OPERATIONS_MAX {
-            operate(&mut world, &mut input);
+            operate(&mut fixture, &mut input);
         }
         if input.u8().is_multiple_of(4) {
-            world.client.remove();
+            fixture.client.remove();
         } else {
-            world.client.kill();
+            fixture.client.kill();
         }
     }
     for _ in 0..input.u8() % DAMAGE_MAX {
-        damage(&mut world, &mut input);
+        damage(&mut fixture, &mut input);
     }
-    world.change_table(&mut input);
-    // Nothing of before counts any more.
-    world.client.model.clear();
+    fixture.change_table(&mut input);
+    // Earlier data does not count any more.
+    fixture.client.model.clear();
 
-    if let Err(error) = look(&world) {
+    if let Err(error) = look(&fixture) {
         check_error(&error);
     }
-    if let Err(error) = world.open() {
+    if let Err(error) = fixture.open() {
         return check_error(&error);
     }
-    use_opened(&mut world, &mut input);
+    use_opened(&mut fixture, &mut input);
 }
 
-/// `inspect` says what there is, or what is wrong, and writes nothing.
-fn look(world: &World) -> Result<()> {
-    let writes = world.writes_to_cache();
-    let looked = inspect(&world.medium, world.start(), None);
-    assert_eq!(world.writes_to_cache(), writes, "inspect has written");
+/// `inspect` returns the contents or an error, and does not write.
+fn look(fixture: &Fixture) -> Result<()> {
+    let writes = fixture.writes_to_cache();
+    let looked = inspect(&fixture.medium, fixture.start(), None);
+    assert_eq!(fixture.writes_to_cache(), writes, "inspect has written");
     looked.map(drop)
 }
 
-fn use_opened(world: &mut World, input: &mut Input<'_>) {
+fn use_opened(fixture: &mut Fixture, input: &mut Input<'_>) {
     for _ in 0..OPERATIONS_MAX {
         if input.is_empty() {
             break;
         }
-        operate(world, input);
+        operate(fixture, input);
     }
-    world.client.check_model(world.is_poisoned, world.is_poisoned);
+    fixture.client.check_model(fixture.is_poisoned, fixture.is_poisoned);
     match input.u8() % 4 {
-        0 => world.client.kill(),
+        0 => fixture.client.kill(),
         1 => {
-            world.client.drain(world.is_poisoned);
-            world.client.remove();
+            fixture.client.drain(fixture.is_poisoned);
+            fixture.client.remove();
         }
-        _ => world.client.remove(),
+        _ => fixture.client.remove(),
     }
-    if let Err(error) = look(world) {
-        assert!(world.is_poisoned, "opened before, but not to be looked at: {error}");
+    if let Err(error) = look(fixture) {
+        assert!(fixture.is_poisoned, "opened before, but not to be looked at: {error}");
     }
-    world.is_formatting = false;
-    match world.open() {
+    fixture.is_formatting = false;
+    match fixture.open() {
         Ok(()) => {}
-        Err(error) => assert!(world.is_poisoned, "opened before, but not again: {error}"),
+        Err(error) => assert!(fixture.is_poisoned, "opened before, but not again: {error}"),
     }
-    if world.client.is_open() {
-        world.client.check_model(world.is_poisoned, world.is_poisoned);
-        world.client.drain(world.is_poisoned);
+    if fixture.client.is_open() {
+        fixture.client.check_model(fixture.is_poisoned, fixture.is_poisoned);
+        fixture.client.drain(fixture.is_poisoned);
     }
 }
 
 /// One step of a client or of time.
-fn operate(world: &mut World, input: &mut Input<'_>) {
+fn operate(fixture: &mut Fixture, input: &mut Input<'_>) {
     let kind = input.u8();
-    let block = world.block_bytes;
+    let block = fixture.block_bytes;
     let first = input.below(ORIGIN_BYTES / block);
     let room = ORIGIN_BYTES / block - first;
     let blocks = match input.u8() {
@@ -100,12 +100,12 @@ fn operate(world: &mut World, input: &mut Input<'_>) {
     let (offset, len) = (first * block, blocks.min(room) * block);
     debug_assert!(len.is_multiple_of(SECTOR));
     match kind % 16 {
-        0..=6 => world.client.write(offset, len, kind & 0x80 != 0),
-        7 | 8 => drop(world.client.read(offset, len)),
-        9 => world.client.zero(offset, len, kind & 0x80 != 0),
-        10 | 11 => world.client.flush(),
-        12 => world.message(input.u8()),
-        13 => world.client.set_draining(kind & 0x80 != 0),
-        _ => world.client.tick(u64::from(kind >> 4) * 100_000_000),
+        0..=6 => fixture.client.write(offset, len, kind & 0x80 != 0),
+        7 | 8 => drop(fixture.client.read(offset, len)),
+        9 => fixture.client.zero(offset, len, kind & 0x80 != 0),
+        10 | 11 => fixture.client.flush(),
+        12 => fixture.message(input.u8()),
+        13 => fixture.client.set_draining(kind & 0x80 != 0),
+        _ => fixture.client.tick(u64::from(kind >> 4) * 100_000_000),
     }
 }

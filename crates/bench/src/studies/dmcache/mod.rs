@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::{Cache, OpenOptions, TableArgs};
 use udm::device::{Device, LoadedTable};
 use udm::disk::Disk;
@@ -51,7 +51,7 @@ struct Rig {
     slow: Arc<SlowDisk>,
     /// By contender.
     devices: [Arc<Device>; 3],
-    /// What is in the cache; after that the origin has as much again, which is not.
+    /// The cached bytes; after them, the origin has as many bytes that are not cached.
     area: u64,
     _background: Queue,
 }
@@ -74,7 +74,7 @@ impl Rig {
         let slow = SlowDisk::new(2 * area)?;
         let words = format!("M C O {} 2 metadata2 writeback smq 0", BLOCK_BYTES / SECTOR);
         let devices = Devices { metadata, cache: fast.clone(), origin: slow.clone() };
-        let options = OpenOptions { force_format: true };
+        let options = OpenOptions { force_format: true, ..OpenOptions::default() };
         let args = TableArgs::parse(&Word::list(&words))?;
         let cache = Arc::new(Cache::open(args, 2 * area, devices, options)?);
         let device = Device::with_table("dmcache", LoadedTable::single(cache.clone(), 2 * area))?;
@@ -110,7 +110,7 @@ impl Rig {
         let fact = self.cache.facts().into_iter().find(|fact| fact.name == name);
         match fact.map(|fact| fact.value) {
             Some(FactValue::Number(number)) => Ok(number),
-            _ => anyhow::bail!("a cache has no number {name}"),
+            _ => anyhow::bail!("a cache lacks the number {name}"),
         }
     }
 }
@@ -122,7 +122,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let area = area.next_multiple_of(BLOCK_BYTES * 8);
     let mut study = Study::new(
         "dmcache",
-        "the target cache in front of a slow disk, beside each of its devices alone",
+        "the target cache in front of a slow disk, compared with each of its devices alone",
         "Four jobs in process, 4 KiB at random, through a warm writeback cache with blocks of 256 \
          KiB, on its origin alone, and on its fast device alone, in turns. The origin is a disk \
          with an arm, in memory, as `delay` with `?seek=disk` has it; the fast device and the \

@@ -1,4 +1,4 @@
-//! What udm promises of the target `cache`, one number each: hits, hits beside other work,
+//! The measured bounds of the target `cache`, one number each: hits, hits during other work,
 //! processor time, write-back, opening.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use udm::bio::Op;
 use udm::buffer::Buffer;
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::format::write_whole;
 use udm::cache::metadata::{Contents, Superblock};
@@ -58,16 +58,16 @@ pub fn add(setup: &Setup, rig: &Rig, study: &mut Study) -> Result<()> {
     row(study, "blocks opened in a second", Unit::PerSecond, &opening);
     let beside = Beside::measure(setup, rig, repeats)?;
     row(study, "hits alone, p99.9", Unit::Nanos, &beside.alone);
-    row(study, "hits beside write-back, p99.9", Unit::Nanos, &beside.write_back);
-    row(study, "hits beside promotions, p99.9", Unit::Nanos, &beside.promotions);
+    row(study, "hits during write-back, p99.9", Unit::Nanos, &beside.write_back);
+    row(study, "hits during promotions, p99.9", Unit::Nanos, &beside.promotions);
     study.tables.push(table);
     let at_most = |bound| Some(Promise::AtMost(bound));
     let at_least = |bound| Some(Promise::AtLeast(bound));
     let micros: Vec<f64> = memory.cpu[0].iter().map(|nanos| nanos / 1000.0).collect();
     let millions: Vec<f64> = opening.iter().map(|rate| rate / 1e6).collect();
     let claim = |what: &str, values: &[f64], promise| Claim::new(what, values, promise);
-    let (writing, promoting) = ("p99.9 of hits, beside write-back / alone", "promotions");
-    let promoting = format!("p99.9 of hits, beside {promoting} / alone");
+    let (writing, promoting) = ("p99.9 of hits, during write-back / alone", "promotions");
+    let promoting = format!("p99.9 of hits, during {promoting} / alone");
     study.claims.extend([
         claim("hit / fast device, depth 1, p50", &ratios(&hits.cache, &hits.fast), at_most(1.1)),
         claim(
@@ -182,7 +182,8 @@ impl Beside {
             settle(device)?;
             found.write_back.push(beside?);
         }
-        // Last, since what is cached changes: reads of what is not in the cache, by another job.
+        // Last, because this changes the cached blocks: reads of blocks that are not cached, by
+        // another job.
         for repeat in 0..repeats {
             let before = rig.promotions()?;
             rig.slow.set_slow(true);

@@ -1,5 +1,5 @@
-//! The policies of the target `cache`, by the size of its blocks: how many bytes find their block
-//! there, and how many are moved for that.
+//! The policies of the target `cache`, by the size of its blocks: the share of requested bytes that
+//! are cached, and the bytes that promotions and demotions copy.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use anyhow::Result;
 use udm::units::BLOCK;
 
 use super::{each, served};
-use crate::paper::{CachePolicy, Tally, pieces, run};
 use crate::policies::Policy;
 use crate::results::{Claim, Promise, Study, Table};
 use crate::rig::Setup;
+use crate::simulator::{CachePolicy, Tally, pieces, run};
 use crate::trace::Trace;
 use crate::unit::Unit;
 
@@ -22,7 +22,7 @@ const SIZES_SMALL: [f64; 3] = [5.0, 10.0, 40.0];
 const SLOTS_MIN: u32 = 8;
 /// The policy of ours that is to be better than all others.
 const OURS: CachePolicy = CachePolicy::Probation;
-/// The engine as it is served, and the policies that its table names.
+/// The engine that udm serves, with the policies of its tables.
 const SERVED: [(&str, &str); 2] =
     [("udm, smq, served", "smq"), ("udm, probation, served", "probation")];
 const OURS_SERVED: &str = SERVED[1].0;
@@ -83,7 +83,7 @@ fn table(
     table
 }
 
-/// What is promised of the policy of ours: on paper, as it is served, and of one beside the other.
+/// The targets of our policy: simulated, served, and one compared with the other.
 fn claims(study: &mut Study, what: &str, found: &Found) {
     let (on_paper, served) = (of(&found.cache, OURS.name()), of(&found.served, OURS_SERVED));
     beside_others(study, &format!("{what}, on paper"), found, &on_paper);
@@ -96,8 +96,8 @@ fn claims(study: &mut Study, what: &str, found: &Found) {
     study.claims.push(Claim::new(text, &[least], Some(Promise::AtLeast(1.0))));
 }
 
-/// At the worst size: hits beside the best that cannot know the future, and bytes moved beside the
-/// kernel's policy and beside that best one.
+/// At the worst size: hits compared with the best policy that does not know the future, and copied
+/// bytes compared with the kernel's policy and with that best one.
 fn beside_others(study: &mut Study, what: &str, found: &Found, ours: &[Tally]) {
     let kernel = &of(&found.cache, CachePolicy::KernelSmq.name());
     let able = || {
@@ -118,7 +118,7 @@ fn beside_others(study: &mut Study, what: &str, found: &Found, ours: &[Tally]) {
     };
     claim("bytes hit + 0.5 %, over the best of all", hits, Promise::AtLeast(1.0));
     claim("bytes moved, over the kernel's smq", beside_kernel, Promise::AtMost(0.5));
-    claim("bytes moved, over whoever hits most", beside_best, Promise::AtMost(0.5));
+    claim("bytes moved, over the policy with most hits", beside_best, Promise::AtMost(0.5));
 }
 
 fn of(rows: &[(&'static str, Vec<Tally>)], wanted: &str) -> Vec<Tally> {
@@ -150,7 +150,7 @@ fn replay(setup: &Setup, trace: &Trace, block_bytes: u64) -> Result<Found> {
             tally.hit += u64::from(pieces[at].len) * BLOCK;
             missed -= 1;
         });
-        // They bring in whole blocks, and say nothing of writing back.
+        // They promote whole blocks, and do not count write-back.
         tally.filled = missed * block_bytes;
         Ok(tally)
     })?;

@@ -1,22 +1,23 @@
-//! The engine itself with the policies of the target `cache`: a trace goes through a served
-//! cache over disks without content. What it hit, the engine counts; what was moved, the disks do.
+//! The engine itself with the policies of the target `cache`: a served cache over disks without
+//! content replays a trace. The engine counts hits, and the disks count copied bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use udm::bio::Op;
-use udm::cache::drain::Devices;
+use udm::cache::Devices;
 use udm::cache::{Cache, OpenOptions, TableArgs};
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, DiskIo, DiskLimits, Ring};
 use udm::local::{Local, ManualClock};
 use udm::table::Word;
 use udm::target::Target;
+use udm::topology::Topology;
 use udm::units::{BLOCK, MIB, SECTOR};
 
-use crate::paper::{Piece, TICK, Tally, moment, pieces};
 use crate::rig::ram_disk;
+use crate::simulator::{Piece, TICK, Tally, moment, pieces};
 use crate::trace::Trace;
 
 /// Room for the mappings of any of these caches.
@@ -37,6 +38,7 @@ impl CountingDisk {
             block_bytes: 512,
             atomic_bytes: 512,
             has_discard: false,
+            topology: Topology::default(),
             identity: name.into(),
             kernel_name: name.into(),
         };
@@ -95,8 +97,8 @@ pub fn run(policy: &str, trace: &Trace, block_bytes: u64, slots: u32) -> Result<
         tally.hit += if is_hit { len } else { 0 };
         own += if piece.is_write { len } else { 0 };
     }
-    // What a client writes goes to one of the devices in any case. The disks do not know what of
-    // the rest is for write-back.
+    // A client's write goes to one of the devices in any case. The disks cannot tell how much of
+    // the rest is write-back.
     tally.filled = fast.written() + origin.written() - own;
     Ok(tally)
 }
@@ -147,9 +149,11 @@ mod tests {
     fn writes_are_hits_when_their_block_is_whole_as_on_paper() {
         let trace = trace(vec![one(3, 1, true); 10]);
         let served = run("probation", &trace, 32 << 10, 8).unwrap();
-        // The first lets it come, the second brings in the rest; both are written twice.
+        // The first write promotes the block, the second one reads the rest; both are written
+        // twice.
         assert_eq!((served.hit, served.moved()), (8 * BLOCK, 9 * BLOCK));
-        let paper = crate::paper::run(crate::paper::CachePolicy::Probation, &trace, 32 << 10, 8);
+        let paper =
+            crate::simulator::run(crate::simulator::CachePolicy::Probation, &trace, 32 << 10, 8);
         assert_eq!((paper.hit, paper.moved()), (8 * BLOCK, 9 * BLOCK));
     }
 }

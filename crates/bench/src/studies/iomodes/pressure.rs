@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the process may use, as long as it lives; then the process is where it was.
+/// A limit for the process's memory while this value lives; then the process returns to its old
+/// group.
 #[derive(Debug)]
 pub struct Pressure {
     group: PathBuf,
@@ -15,7 +16,8 @@ impl Pressure {
     pub fn of(bytes: u64) -> Result<Pressure, String> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let (before, limit) = find(&own, &mounts).ok_or("there is no memory cgroup")?;
+        let (before, limit) =
+            find(&own, &mounts).ok_or("this process is not in a memory cgroup")?;
         let group = before.join(format!("udm-bench-{}", std::process::id()));
         let say = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
         fs::create_dir(&group).map_err(|error| say(&group, error))?;

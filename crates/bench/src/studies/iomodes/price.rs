@@ -1,9 +1,10 @@
-//! What the pacer itself costs: the processor time of small writes to a file in memory, lazy and
+//! The cost of the pacer itself: the processor time of small writes to a file in memory, lazy and
 //! buffered in turn.
 //!
-//! What lazy takes longer in the program is the pacer and its thread. In the kernel it is the calls
-//! of the write-out, which belong to the mode: a test counts them. They say little here, because a
-//! file in memory is never written out, and none of its pages are dropped.
+//! In the program, the additional time of the mode `lazy` is the cost of the pacer and its thread.
+//! In the kernel, it is the cost of the system calls for the write-out, which a test counts. Their
+//! time here does not match a real file, because a file in memory is never written out and keeps
+//! all its pages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +56,7 @@ pub fn add(setup: &Setup, study: &mut Study) -> Result<()> {
             buffered.push(each(IoMode::Buffered)?);
             lazy.push(each(IoMode::Lazy)?);
         }
-        // Less than nothing is what the kernel's samples are apart.
+        // A negative difference is the error of the kernel's samples.
         let more = |(lazy, other): (&Price, &Price)| (lazy.program - other.program).max(0.0);
         let pacer: Vec<f64> = lazy.iter().zip(&buffered).map(more).collect();
         let of = |prices: &[Price], part: fn(&Price) -> f64| {

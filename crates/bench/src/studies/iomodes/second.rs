@@ -1,12 +1,12 @@
-//! A second opinion: fio plays some of the scenes itself, in the same run. Where its rate differs,
-//! the page says so.
+//! A second opinion: fio itself runs some of the same clients, in the same run. If its rate
+//! differs, the page reports the difference.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use udm::disk::IoMode;
 
-use super::scene::{Client, Outcome};
+use super::parallel::{Client, Outcome};
 use super::{BUFFERED, MODES, Row};
 use crate::fio::{self, Section};
 use crate::results::{Study, Table};
@@ -49,7 +49,7 @@ impl Checked {
         }
     }
 
-    /// Its table, and what does not agree.
+    /// Its table, and the disagreements.
     pub fn show(self, study: &mut Study) {
         if let Some(why) = self.trouble {
             study.notes.push(format!("fio did not check the rates: {why}"));

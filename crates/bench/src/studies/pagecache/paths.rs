@@ -1,7 +1,7 @@
-//! Direct and buffered I/O on a block device and on a file, with its pages cached or not, and where
-//! the kernel counts those pages.
+//! Direct and buffered I/O on a block device and on a file, with its pages cached or not, and the
+//! kernel's counters for those pages.
 //!
-//! Cold: nothing of it was cached (fio's `invalidate=1`). Warm: all of it was, and clean; a direct
+//! Cold: no page was cached (fio's `invalidate=1`). Warm: all pages were cached and clean; a direct
 //! write has to drop those pages first, which is the kernel's own invalidation.
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::stats::{Histogram, median};
 use crate::unit::Unit;
 use crate::{cpu, dirty_ratio, flame, load};
 
-/// Name, what is done, bytes of a request, requests in flight.
+/// Name, operation, bytes of a request, requests in flight.
 const LOADS: [(&str, Rw, u64, u32); 4] = [
     ("sequential write", Rw::Write, MIB, 4),
     ("random write", Rw::Randwrite, 4 * KIB, 32),
@@ -42,11 +42,11 @@ const BUFFERED_WARM: usize = 3;
 const PUBLISHED_RATIO: f64 = 2.0;
 /// How often all pages are dropped and read, to see where they are counted.
 const PASSES: usize = 9;
-/// One look's share of a pass: little enough that most of them are spared by what others of the
-/// machine cache and drop, and more than the kernel counts late (about 1 MiB per processor).
+/// One sample's share of a pass: small enough that other programs' use of the page cache disturbs
+/// few samples, and more than the kernel's counters lag (about 1 MiB per processor).
 const STEP_BYTES: u64 = 8 * MIB;
 
-/// What a way reached with a load, repeat by repeat.
+/// The results of a path with a load, repeat by repeat.
 #[derive(Debug, Default)]
 struct Cell {
     rates: Vec<f64>,
@@ -99,13 +99,13 @@ pub fn run(setup: &Setup, study: &mut Study) -> Result<()> {
     }
     study.tables.push(worth);
     if places.iter().any(|place| !place.may_write) {
-        let note = "Nothing was written to the device: --destroy allows it.";
+        let note = "The device was only read: --destroy allows writes.";
         study.notes.push(note.into());
     }
     Ok(())
 }
 
-/// What a flamegraph of it is called.
+/// The name of its flamegraph.
 fn case_name(place: &Place, title: &str, way: &str) -> String {
     format!("{title}: {}, {way}", place.name)
 }
@@ -212,9 +212,9 @@ fn show(
     }
 }
 
-/// Where the kernel counts pages: all is written through the page cache, flushed, read again, and
-/// dropped, while somebody looks. Others use memory as well: so the growth that counts is that of
-/// short steps, and the median of many.
+/// Finds the kernel's counter for pages: all data is written through the page cache, flushed, read
+/// again, and dropped, while the counters are sampled. Other programs use memory as well, so the
+/// result is the median growth of many short steps.
 fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
     let what = if place.may_write { "written, flushed, read, dropped" } else { "read, dropped" };
     let title = format!("Where pages of a {} are counted: {what}", place.name);
@@ -257,7 +257,7 @@ fn grown_in_steps(place: &Place) -> Result<Vec<[f64; 4]>> {
     Ok(pairs.map(|pair| [0, 1, 2, 3].map(|nth| grown(nth, pair) / STEP_BYTES as f64)).collect())
 }
 
-/// What is seen of one pass over all of `place`.
+/// The samples of one pass over all of `place`.
 fn look(place: &Place) -> Result<Seen> {
     place.cool()?;
     let device = linear_device(place.disk(IoMode::Buffered)?)?;

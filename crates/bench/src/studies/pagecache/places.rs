@@ -15,22 +15,22 @@ use crate::loopdev::LoopDevice;
 use crate::results::Study;
 use crate::rig::{Setup, open_when_free, write_out};
 
-/// Bytes of what the study makes itself.
+/// Bytes of the files that the study makes.
 const SMALL_BYTES: u64 = 64 * MIB;
 const USUAL_BYTES: u64 = 512 * MIB;
 
-/// A file or block device, with nothing in it that anybody needs, or only to be read.
+/// A file or block device that may be overwritten, or that is only read.
 #[derive(Debug)]
 pub struct Place {
-    /// What it is, in words.
+    /// Its description, in words.
     pub name: &'static str,
     pub path: PathBuf,
     /// Bytes of it that are used.
     pub bytes: u64,
-    /// Nothing is written to a device whose user has not said so.
+    /// The study does not write to a device without the user's permission.
     pub may_write: bool,
-    /// Open as long as the study runs: the kernel drops a block device's pages when nobody has it
-    /// open any more.
+    /// Open during the whole study: the kernel drops a block device's pages when its last user
+    /// closes it.
     held: File,
     _loop: Option<LoopDevice>,
 }
@@ -89,7 +89,7 @@ impl Place {
         let file_type = std::fs::metadata(path)
             .with_context(|| format!("--device {}", path.display()))?
             .file_type();
-        ensure!(file_type.is_block_device(), "--device {} is no block device", path.display());
+        ensure!(file_type.is_block_device(), "--device {} is not a block device", path.display());
         let place = Place::new("block device", path, bytes, may_write, None)?;
         let there = place.disk(IoMode::Buffered)?.limits().size_bytes;
         ensure!(there >= SMALL_BYTES, "{} is smaller than 64 MiB", path.display());
@@ -103,14 +103,14 @@ impl Place {
         Ok(Arc::new(open_when_free(|| FileDisk::open(&self.path, &options))?))
     }
 
-    /// Nothing of it is cached afterwards, and nothing is dirty.
+    /// Afterwards no page is cached, and all data is clean.
     pub fn cool(&self) -> Result<()> {
         self.held.sync_data().with_context(|| self.path.display().to_string())?;
         let _ = rustix::fs::fadvise(&self.held, 0, None, rustix::fs::Advice::DontNeed);
         Ok(())
     }
 
-    /// All of it is cached afterwards, and nothing is dirty.
+    /// Afterwards all pages are cached and clean.
     pub fn warm(&self) -> Result<()> {
         self.cool()?;
         self.read_again()

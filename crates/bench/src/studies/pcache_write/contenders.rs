@@ -46,7 +46,8 @@ impl Times {
             let start = Instant::now();
             operation(nth);
             // A store fence orders stores without waiting for them, and the clock does not wait
-            // either: what is still on its way would be paid for by whatever follows the clock.
+            // either: the operation after the clock would pay for stores that are still in
+            // progress.
             fence(Ordering::SeqCst);
             singles.push((nanos(start) - clock).max(0.0));
         }
@@ -101,7 +102,7 @@ pub fn nanos(since: Instant) -> f64 {
     since.elapsed().as_nanos() as f64
 }
 
-/// What timing one operation costs: a fence that finds nothing to wait for, and the clock.
+/// The cost of timing one operation: a fence without pending stores, and the clock.
 pub fn clock_nanos() -> f64 {
     let cost = |_| {
         let start = Instant::now();
@@ -119,7 +120,7 @@ pub struct Workload {
     span: u64,
     /// The blocks of this round.
     pub offsets: Vec<u64>,
-    /// What is written, and read into.
+    /// The buffer for writes and reads.
     pub buffers: Vec<Buffer>,
 }
 

@@ -63,7 +63,7 @@ struct Results {
 }
 
 /// What all contenders use.
-struct Stage<'a> {
+struct Fixture<'a> {
     cache: &'a PcacheRig,
     /// Bytes of the device that are written to; the cache holds all of them.
     span: u64,
@@ -79,18 +79,18 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let background = Queue::background("udm-background", &cache.device)?;
     load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
     let span = (setup.cache_bytes() / 2).min(cache.device.size_bytes()) / MIB * MIB;
-    let stage = Stage { cache: &cache, span, clock: clock_nanos() };
+    let fixture = Fixture { cache: &cache, span, clock: clock_nanos() };
     let mut results = Results::default();
     let mut work = Workload::new(1, span);
     let mut local = Local::new(&cache.device)?;
     load::refill(&cache.device, span)?;
     for _ in 0..rounds {
         work.shuffle();
-        turns(&mut results, &stage, &mut copy, &mut local, &mut work)?;
-        two_threads(&mut results, &stage, &copy.pmem)?;
+        turns(&mut results, &fixture, &mut copy, &mut local, &mut work)?;
+        two_threads(&mut results, &fixture, &copy.pmem)?;
     }
     drop((local, background));
-    let mut study = study(&results, &stage, setup, rounds);
+    let mut study = study(&results, &fixture, setup, rounds);
     setup.describe(&mut study, cache.pmem.as_ref())?;
     price.show(setup, &mut study);
     Ok(study)
@@ -99,12 +99,12 @@ pub fn run(setup: &Setup) -> Result<Study> {
 /// One round of those that one thread is enough for.
 fn turns(
     results: &mut Results,
-    stage: &Stage<'_>,
+    fixture: &Fixture<'_>,
     copy: &mut BareCopy,
     local: &mut Local,
     work: &mut Workload,
 ) -> Result<()> {
-    let Stage { cache, clock, .. } = *stage;
+    let Fixture { cache, clock, .. } = *fixture;
     let mut engine_port = Port::new(7);
     copy_round(&mut results.copy, clock, copy, work);
     results.engine.round(clock, |nth| write_engine(cache, &mut engine_port, work, nth));
@@ -127,7 +127,7 @@ fn copy_round(times: &mut Times, clock: f64, copy: &mut BareCopy, work: &mut Wor
     times.round(clock, |nth| copy.store(prng, buffers[nth % BUFFERS].as_slice()));
 }
 
-/// Reads of what was written in this round, and loads from as many places of such memory.
+/// Reads of blocks written in this round, and loads from as many places of such memory.
 fn read_round(
     results: &mut Results,
     clock: f64,
@@ -144,10 +144,10 @@ fn read_round(
 }
 
 /// How much one thread does in a microsecond, and how much two do.
-fn two_threads(results: &mut Results, stage: &Stage<'_>, memory: &DaxPmem) -> Result<()> {
+fn two_threads(results: &mut Results, fixture: &Fixture<'_>, memory: &DaxPmem) -> Result<()> {
     let through = |threads, operation: Operation| -> Result<f64> {
-        let rate = through_threads(stage, threads, operation)?;
-        settle(&stage.cache.device)?;
+        let rate = through_threads(fixture, threads, operation)?;
+        settle(&fixture.cache.device)?;
         Ok(rate)
     };
     let write: Operation = |local, work, nth| write_through(local, work, nth, false);
@@ -161,7 +161,7 @@ fn two_threads(results: &mut Results, stage: &Stage<'_>, memory: &DaxPmem) -> Re
     let half = memory.len_bytes() / 2;
     let copies = |threads| {
         on_threads(threads, |thread| {
-            let mut work = Workload::new(20 + thread as u64, stage.span);
+            let mut work = Workload::new(20 + thread as u64, fixture.span);
             let blocks = (half / BLOCK as u64) as usize;
             let first = half * thread as u64;
             Ok(move |nth: usize| {
@@ -179,10 +179,10 @@ fn two_threads(results: &mut Results, stage: &Stage<'_>, memory: &DaxPmem) -> Re
 
 type Operation = fn(&mut Local, &mut Workload, usize);
 
-fn through_threads(stage: &Stage<'_>, threads: usize, operation: Operation) -> Result<f64> {
+fn through_threads(fixture: &Fixture<'_>, threads: usize, operation: Operation) -> Result<f64> {
     on_threads(threads, |thread| {
-        let mut local = Local::new(&stage.cache.device)?;
-        let mut work = Workload::new(10 + thread as u64, stage.span);
+        let mut local = Local::new(&fixture.cache.device)?;
+        let mut work = Workload::new(10 + thread as u64, fixture.span);
         Ok(move |nth: usize| operation(&mut local, &mut work, nth % OPS))
     })
 }
@@ -212,7 +212,7 @@ fn on_threads<F: FnMut(usize)>(
     Ok(spans.iter().map(|span| OPS as f64 * 1000.0 / span).sum())
 }
 
-fn study(results: &Results, stage: &Stage<'_>, setup: &Setup, rounds: usize) -> Study {
+fn study(results: &Results, fixture: &Fixture<'_>, setup: &Setup, rounds: usize) -> Study {
     let about = format!(
         "Random 4 KiB writes to a pcache of {} MiB in memory with the default settings, and the \
          bare copy of the same bytes to such memory, in turns. The cache was filled three times \
@@ -220,16 +220,16 @@ fn study(results: &Results, stage: &Stage<'_>, setup: &Setup, rounds: usize) -> 
          behind the cache, processor time, with that of the background, with a real file. Timing \
          one costs {:.0} ns, which are taken off.",
         setup.cache_bytes() >> 20,
-        stage.clock
+        fixture.clock
     );
-    let mut study = Study::new("write", "what a 4 KiB write costs beside the bare copy", &about);
+    let mut study = Study::new("write", "a 4 KiB write, compared with the bare copy", &about);
     let contenders = [
         ("bare durable copy", &results.copy),
         ("write, engine", &results.engine),
         ("write, device", &results.local),
         ("FUA write, device", &results.fua),
-        ("bare copy, beside background", &results.copy_beside),
-        ("write, beside background", &results.local_beside),
+        ("bare copy, with background", &results.copy_beside),
+        ("write, with background", &results.local_beside),
         ("bare load", &results.load),
         ("read hit, device", &results.hit),
     ];
@@ -273,13 +273,13 @@ fn claims(results: &Results) -> Vec<Claim> {
         Claim::new("write / bare copy, p50, batches", &over(local, copy), at_most(1.75)),
         Claim::new("write / bare copy, p50, one by one", &single(local, copy), at_most(2.5)),
         Claim::new("  of it the engine", &over(engine, copy), None),
-        Claim::new("write / bare copy, beside write-back", &over(local_beside, copy_beside), None),
+        Claim::new("write / bare copy, during write-back", &over(local_beside, copy_beside), None),
         Claim::new(
-            "write, p99.9 / p50, beside write-back and collection",
+            "write, p99.9 / p50, during write-back and collection",
             &local_beside.round_tail,
             at_most(10.0),
         ),
-        Claim::new("  bare copy, p99.9 / p50, beside them", &copy_beside.round_tail, None),
+        Claim::new("  bare copy, p99.9 / p50, in the same run", &copy_beside.round_tail, None),
         Claim::new("FUA write, p50, microseconds", &micros, at_most(0.9)),
         Claim::new("FUA write / bare copy, p50, batches", &over(fua, copy), at_most(2.0)),
         Claim::new("read hit / bare load, p50", &over(hit, load), at_most(1.5)),

@@ -1,14 +1,14 @@
 //! The cost of a rewrite in processor time: the client's thread, the background while it runs, and
 //! the background until all is written back.
 //!
-//! 1. The blocks that are written are an eighth of the cache, and are in it: each is overwritten
-//!    many times, as those of a journal or a database's hot pages are. What is overwritten before
-//!    it is written back need not be written back.
-//! 2. Each measure writes the whole cache full three times, so the log comes round, or lasts some
-//!    seconds where the backing device limits the rate.
+//! 1. The written blocks are an eighth of the cache, and are cached: each is overwritten many
+//!    times, like the blocks of a journal or the hot pages of a database. Blocks that are
+//!    overwritten before write-back need no write-back.
+//! 2. Each measurement writes the size of the cache three times, so the log wraps, or lasts some
+//!    seconds if the backing device limits the rate.
 //! 3. Rewrites are measured in front of a real file. FUA rewrites are measured in front of a disk
-//!    in memory: in the order `ordered`, the default, a real one would have to repeat hundreds of
-//!    thousands of flushes one by one, and those would be what is measured.
+//!    in memory: with `ordered`, the default, a real file would need hundreds of thousands of
+//!    flushes one by one, and the measurement would show only those.
 //! 4. The bare copy is requested in the same way, with a reading of the clock for each. A ratio to
 //!    it can be compared between machines.
 
@@ -109,7 +109,7 @@ impl Price {
             [("rewrite", &self.rewrite, &self.copy), ("FUA rewrite", &self.fua, &self.fua_copy)];
         let columns = [
             ("client", Unit::Nanos),
-            ("background beside", Unit::Nanos),
+            ("background during", Unit::Nanos),
             ("afterwards", Unit::Nanos),
             ("in all", Unit::Nanos),
             ("/ copy", Unit::Ratio),

@@ -1,5 +1,5 @@
-//! Which files lie in ranges of an origin: the commands of the file system's own tools that tell,
-//! with the numbers that they want.
+//! Finds the files in ranges of an origin: the commands of the file system's own tools for that,
+//! with their arguments.
 
 use udm::bio::Op;
 use udm::buffer::Buffer;
@@ -13,19 +13,19 @@ use crate::output::shell;
 
 /// Ranges that get commands of their own.
 const RANGES_MAX: usize = 16;
-/// This much of a file system is read: ext4's superblock ends within it.
+/// The bytes at the front of a file system that udm reads: ext4's superblock ends within them.
 const FRONT_BYTES: usize = 4096;
 
-/// A line to print: a command, or a word about those after it.
+/// A line to print: a command, or a remark about the commands after it.
 #[derive(Debug)]
 pub struct Line {
-    /// What it says.
+    /// The text of the line.
     pub text: String,
-    /// Whether it can be given to a shell.
+    /// Whether a shell can run the line.
     pub is_command: bool,
 }
 
-/// What to print of `ranges` of an origin. It is only read.
+/// The lines to print for `ranges` of an origin. The origin is only read.
 pub fn commands(origin: &DeviceWord, ranges: &[(u64, u64)]) -> Vec<Line> {
     let options =
         FileOptions { mode: OpenMode::ReadOnly, area: origin.options.area, ..Default::default() };
@@ -120,13 +120,13 @@ fn front(disk: &Arc<dyn Disk>) -> Option<Vec<u8>> {
     Some(done.buffer.as_slice().to_vec())
 }
 
-/// The block size that ext4's superblock says, if it can be.
+/// The block size in ext4's superblock, if it is a valid one.
 fn ext4_block(front: &[u8]) -> Option<u64> {
     let shift = u32::from_le_bytes(front.get(1048..1052)?.try_into().ok()?);
     (shift <= 6).then(|| 1024 << shift)
 }
 
-/// The block size that XFS's superblock says, if it can be.
+/// The block size in XFS's superblock, if it is a valid one.
 fn xfs_block(front: &[u8]) -> Option<u64> {
     let block = u64::from(u32::from_be_bytes(front.get(4..8)?.try_into().ok()?));
     (block.is_power_of_two() && (SECTOR..=65536).contains(&block)).then_some(block)

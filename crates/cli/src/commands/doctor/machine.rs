@@ -1,22 +1,21 @@
-//! What the machine and this user's process offer to all devices.
+//! The features that the machine and this user's process offer to all devices.
 
 use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
 use udm::pmem::copy::{CAN_FLUSH, Primitive};
 use udm::shm::SharedWords;
 use udm::units::human_bytes;
-use udm_bench::machine::file_system;
-use udm_export::check::{self, Check};
+use udm_export::check::{self, Check, file_system};
 
 use crate::runtime::RuntimeDir;
 
-/// Words of the memory that is tried.
+/// Words of the memory that is tested.
 const WORDS: usize = 512;
 
-/// What helps a user who has no runtime directory.
-pub const NO_DIRECTORY: &str = "set UDM_RUNTIME_DIR to a directory of this user alone";
+/// The advice for a user without a runtime directory.
+pub const NO_DIRECTORY: &str = "set UDM_RUNTIME_DIR to a directory that only this user can enter";
 
-/// A device in the process of a program, which needs no door.
+/// A device in the process of a program, which needs no export.
 pub fn in_process(io_uring: &Check) -> Check {
     let name = "libudm";
     match io_uring.works {
@@ -25,12 +24,12 @@ pub fn in_process(io_uring: &Check) -> Check {
     }
 }
 
-/// Everything that belongs to no one device.
+/// All checks that do not concern a single device.
 pub fn look(io_uring: Check, runtime: &Result<RuntimeDir>) -> Vec<Check> {
     vec![io_uring, runtime_directory(runtime), flushing(), check::huge_pages(), locked_memory()]
 }
 
-/// Where what was acknowledged and not flushed outlives a server.
+/// The check of the place where acknowledged, unflushed writes outlive a server.
 fn runtime_directory(runtime: &Result<RuntimeDir>) -> Check {
     let name = "shared memory";
     let runtime = match runtime {
@@ -44,14 +43,14 @@ fn runtime_directory(runtime: &Result<RuntimeDir>) -> Check {
     let made = SharedWords::create(&path, WORDS).map(|words| {
         words.remove();
         format!(
-            "{place}: what clients did not flush outlives a killed server, but no restart of the \
-             machine and no power cut; what they flushed is on the medium"
+            "{place}: unflushed writes survive a killed server, but not a reboot or a power cut; \
+             flushed writes are on the medium"
         )
     });
     Check::of(name, made)
 }
 
-/// The instructions by which stores get to memory that keeps its content.
+/// The check of the CPU's instructions that make stores to persistent memory durable.
 fn flushing() -> Check {
     let name = "store and flush";
     let all = Primitive::available().into_iter().filter(|primitive| primitive.is_durable());
@@ -63,7 +62,7 @@ fn flushing() -> Check {
         .or("caches in memory are made durable by msync")
 }
 
-/// Memory that this user's processes may lock.
+/// The check of the memory that this user's processes may lock.
 fn locked_memory() -> Check {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or_else(|| "no limit".to_owned(), human_bytes);

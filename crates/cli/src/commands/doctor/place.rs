@@ -1,7 +1,7 @@
-//! What a device, a file or the files of a folder promise, found by opening them as servers do.
+//! The features of a device, a file or the files of a folder, found by opening them as servers do.
 //!
-//! A device or file is opened to be read, also while it is in use. In a folder a file is made,
-//! written and removed again.
+//! A device or file is only read, even while it is in use. In a folder a file is created, written
+//! and removed.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -23,17 +23,17 @@ use udm_export::check::{self, Check};
 use crate::control::{Absent, no_answer};
 use crate::runtime::{DeviceName, RuntimeDir};
 
-/// Bytes of the file that is made in a folder: whole huge pages.
+/// Bytes of the file that is created in a folder: whole huge pages.
 const TRIAL_BYTES: u64 = 4 * MIB;
-/// Bytes that are written to it.
+/// Bytes that are written to the file.
 const WRITTEN_BYTES: usize = 64 * KIB as usize;
 
-/// Something to be looked at.
+/// A device, file or folder to be tested.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Where it is.
+    /// The path.
     pub path: PathBuf,
-    /// The udm device whose table names it, and what it is there.
+    /// The udm device whose table names it, and its role in that table.
     pub device: Option<String>,
 }
 
@@ -46,13 +46,13 @@ pub fn find(words: &[String], runtime: Option<&RuntimeDir>) -> Result<Vec<Place>
             (Ok(true), _, _) => places.push(Place { path, device: None }),
             (_, Ok(name), Some(runtime)) => places.extend(of_device(&name, runtime)?),
             (Err(error), _, _) => return Err(error).with_context(|| word.clone()),
-            (Ok(false), _, _) => bail!("{word}: there is no such file"),
+            (Ok(false), _, _) => bail!("{word}: no such file"),
         }
     }
     Ok(places)
 }
 
-/// Where a device is that a table may name by its number.
+/// The path of a device, which a table may name by its number.
 fn path_of(word: DeviceWord) -> PathBuf {
     match word.number() {
         Some((major, minor)) => format!("/dev/block/{major}:{minor}").into(),
@@ -60,7 +60,7 @@ fn path_of(word: DeviceWord) -> PathBuf {
     }
 }
 
-/// What the table of `name` is made of.
+/// The devices in the table of `name`.
 fn of_device(name: &DeviceName, runtime: &RuntimeDir) -> Result<Vec<Place>> {
     let Ok(text) = std::fs::read_to_string(runtime.table(name)) else {
         return Err(no_answer(runtime, name, Absent::NoDevice));
@@ -88,7 +88,7 @@ fn of_device(name: &DeviceName, runtime: &RuntimeDir) -> Result<Vec<Place>> {
 }
 
 impl Place {
-    /// How it is called.
+    /// The heading for its checks.
     pub fn heading(&self) -> String {
         let path = self.path.display();
         match &self.device {
@@ -97,7 +97,7 @@ impl Place {
         }
     }
 
-    /// Tries it.
+    /// Runs its checks.
     pub fn look(&self) -> Vec<Check> {
         if !self.path.is_dir() {
             return all(&self.path, OpenMode::ReadOnly);
@@ -118,13 +118,13 @@ impl Place {
     }
 }
 
-/// Everything that is tried with a file or device.
+/// All checks of a file or device.
 fn all(path: &Path, mode: OpenMode) -> Vec<Check> {
     let (medium, is_volatile) = medium(path, mode == OpenMode::Exclusive);
     [disk(path, mode, is_volatile), medium].concat()
 }
 
-/// A file to try things with, for as long as this lives.
+/// A file for the checks, which is removed when this value is dropped.
 struct Trial(PathBuf);
 
 impl Trial {
@@ -145,7 +145,7 @@ impl Drop for Trial {
     }
 }
 
-/// The ways of I/O, and what is left of a write after a power cut.
+/// The modes of I/O, and the state of a write after a power cut.
 fn disk(path: &Path, mode: OpenMode, is_volatile: bool) -> Vec<Check> {
     let open = |io| FileDisk::open(path, &FileOptions { mode, io, ..FileOptions::default() });
     let auto = match open(IoMode::Auto) {
@@ -154,31 +154,31 @@ fn disk(path: &Path, mode: OpenMode, is_volatile: bool) -> Vec<Check> {
     };
     let (limits, cached, writes_out) = (auto.limits().clone(), auto.cached(), auto.has_write_out());
     drop(auto);
-    let direct = open(IoMode::Direct).map(|_| "past the page cache".to_owned());
-    let dontcache = open(IoMode::DontCache).map(|_| "RWF_DONTCACHE is taken".to_owned());
+    let direct = open(IoMode::Direct).map(|_| "bypasses the page cache".to_owned());
+    let dontcache = open(IoMode::DontCache).map(|_| "RWF_DONTCACHE is supported".to_owned());
     let atomic = match limits.atomic_bytes {
-        _ if is_volatile => Check::bad("atomic writes", "nothing is left after a power cut"),
-        0 => Check::bad("atomic writes", "nobody says what a power cut leaves of a write")
-            .or("a block device with direct I/O says it"),
+        _ if is_volatile => Check::bad("atomic writes", "a power cut loses all data"),
+        0 => Check::bad(
+            "atomic writes",
+            "the device does not report what a power cut leaves of a write",
+        )
+        .or("a block device with direct I/O may report it"),
         bytes => Check::good(
             "atomic writes",
-            format!(
-                "{} are there whole or not at all after a power cut",
-                human_bytes(bytes.into())
-            ),
+            format!("a power cut leaves a write of {} whole or undone", human_bytes(bytes.into())),
         ),
     };
     let cachestat = match cached {
         Some(cached) => {
             let bytes = human_bytes(cached.cached_bytes);
-            Check::good("cachestat", format!("{bytes} of it are in the page cache"))
+            Check::good("cachestat", format!("{bytes} are in the page cache"))
         }
-        None => Check::bad("cachestat", "the kernel does not say what the page cache holds of it")
-            .or("Linux 6.5, and no seccomp profile that forbids it"),
+        None => Check::bad("cachestat", "the kernel does not report how much is in the page cache")
+            .or("it needs Linux 6.5, and no seccomp profile that forbids it"),
     };
     let ranges = match writes_out {
-        true => Check::good("sync_file_range", "a range is written out alone"),
-        false => Check::bad("sync_file_range", "a range cannot be written out alone"),
+        true => Check::good("sync_file_range", "single ranges can be written out"),
+        false => Check::bad("sync_file_range", "single ranges cannot be written out"),
     };
     let mut checks = vec![
         Check::of("io=direct", direct),
@@ -190,17 +190,17 @@ fn disk(path: &Path, mode: OpenMode, is_volatile: bool) -> Vec<Check> {
     ];
     if mode == OpenMode::Exclusive {
         checks.push(match limits.has_discard {
-            true => Check::good("discard", "holes are punched"),
+            true => Check::good("discard", "the file system punches holes"),
             false => Check::bad("discard", "the file system punches no holes"),
         });
     }
     checks
 }
 
-/// How what is written lazily gets to the device.
+/// The method by which lazily written data gets to the device.
 fn lazy(disk: FileDisk, mode: OpenMode) -> udm::error::Result<String> {
     if mode != OpenMode::Exclusive {
-        return Ok("the first write shows by which call; `udm doctor FOLDER` tries it".into());
+        return Ok("known after the first write; `udm doctor FOLDER` tries it".into());
     }
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let write = DiskIo::new(&disk, Op::Write, 0, Buffer::zeroed(WRITTEN_BYTES), 0);
@@ -213,7 +213,7 @@ fn lazy(disk: FileDisk, mode: OpenMode) -> udm::error::Result<String> {
     Ok(disk.pacing().map_or_else(String::new, |pacing| pacing.way.to_owned()))
 }
 
-/// What holds of a cache in memory there, and whether a power cut empties it.
+/// The checks of a cache in memory on this file or device, and whether a power cut empties it.
 fn medium(path: &Path, is_ours: bool) -> (Vec<Check>, bool) {
     let name = "as a cache in memory";
     let opened = match is_ours {
@@ -225,15 +225,15 @@ fn medium(path: &Path, is_ours: bool) -> (Vec<Check>, bool) {
         Err(error) => return (vec![Check::of(name, Err(error))], false),
     };
     let dax = match (medium.persistence, medium.is_volatile) {
-        (Persistence::Cpu, false) => Check::good("DAX", "stores are durable without a call"),
+        (Persistence::Cpu, false) => Check::good("DAX", "stores are durable without a system call"),
         (_, true) => Check::bad("DAX", "it is ordinary memory"),
         (Persistence::Msync, false) => Check::bad("DAX", "MAP_SYNC is refused"),
     };
     let dax = dax.or("/dev/daxX.Y, or a file on a file system mounted with -o dax");
     let survives = match medium.is_volatile {
-        false => Check::good("power cuts", "what clients flushed is there after one"),
-        true => Check::bad("power cuts", "all of it is lost with power")
-            .or("writes that must survive one belong on another medium"),
+        false => Check::good("power cuts", "flushed writes survive a power cut"),
+        true => Check::bad("power cuts", "a power cut loses all of it")
+            .or("use another medium for writes that must survive a power cut"),
     };
     (vec![Check::good(name, medium.description), dax, survives], medium.is_volatile)
 }

@@ -1,22 +1,22 @@
-//! `recover` of a cache device that was cut short: nothing more is written to it. The rest of its
-//! dirty data goes to the origin, and what is lost is listed.
+//! `recover` of a cache device that was cut short. The device is not changed. The rest of its dirty
+//! data is written to the origin, and the lost ranges are listed.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use serde_json::json;
+use udm::build::{self, SystemOpener};
 use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
-use udm::rescue::{Cut, Salvage};
+use udm::recovery::{Cut, Recovery};
 use udm::sync::Arc;
 use udm::table::{Table, Word};
 use udm::targets::{CutCache, TargetType, cut_of};
 use udm::units::human_bytes;
-use udm::world::{self, SystemOpener, make_absolute};
 
 use super::super::remove::Interrupts;
-use super::{asked, in_words_of_recover, without_place};
-use crate::args::RecoverArgs;
+use super::{in_words_of_recover, without_place};
+use crate::args::media::RecoverArgs;
 use crate::output::{print_json, print_line, print_note};
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
@@ -33,35 +33,33 @@ pub fn find(args: &RecoverArgs) -> Result<Option<(&'static TargetType, CutCache)
 }
 
 /// Writes back the rest of the dirty data.
-pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Result<()> {
+pub fn recover(args: &RecoverArgs, table: &Table, found: &CutCache) -> Result<()> {
     let runtime = RuntimeDir::open()?;
-    let opener = SystemOpener::with_memory_in(runtime.path());
-    let mut table = Table::parse(&kind.recovery_table(&found.shape, &asked(args)))?;
-    make_absolute(&mut table, &std::env::current_dir()?);
-    let opened = world::salvage(&table, &opener);
-    let (mut salvage, origin) =
+    let opened = build::recover(table, &SystemOpener::with_memory_in(runtime.path()));
+    let (mut recovery, origin) =
         opened.map_err(|error| in_words_of_recover(&without_place(&anyhow::Error::from(error))))?;
-    salvage.notes.iter().for_each(|note| print_note(note));
+    recovery.notes.iter().for_each(|note| print_note(note));
     let interrupts = Interrupts::take()?;
     let mut progress = Progress::new(format!("recover {}", args.cache_device));
-    let dirty = salvage.dirty_bytes();
-    let drained = salvage.write_back(&origin, |written| {
+    let dirty = recovery.dirty_bytes();
+    let drained = recovery.write_back(&origin, |written| {
         if interrupts.is_interrupted() {
-            let what = "interrupted; give the command again to start over";
+            let what = "interrupted, after it had begun to change the origin: run the command \
+                        again with --rebind to start over";
             return Err(udm::error::Error::new(udm::error::Kind::Io, what));
         }
         progress.update(dirty - written, false);
         Ok(())
     })?;
     progress.finish();
-    report(args, found.cut, &salvage, drained)
+    report(args, found.cut, &recovery, drained)
 }
 
-/// Reports what came back, and what did not.
-fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -> Result<()> {
+/// Reports the recovered and the lost data.
+fn report(args: &RecoverArgs, cut: Cut, recovery: &Recovery, drained_bytes: u64) -> Result<()> {
     let RecoverArgs { cache_device, origin, .. } = args;
-    let (lost, lost_bytes) = (salvage.lost(), salvage.lost_bytes());
-    let is_all = lost.is_empty() && !salvage.has_more;
+    let (lost, lost_bytes) = (recovery.lost(), recovery.lost_bytes());
+    let is_all = lost.is_empty() && !recovery.has_more;
     if args.json.json {
         let range = |(at, len): &(u64, u64)| json!({ "offset": at, "len": len });
         print_json(&json!({
@@ -72,7 +70,7 @@ fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -
             "damaged_bytes": lost_bytes,
             "lost_bytes": lost_bytes,
             "lost_ranges": lost.iter().map(range).collect::<Vec<_>>(),
-            "has_more_lost": salvage.has_more,
+            "lost_is_truncated": recovery.has_more,
             "wanted_bytes": cut.wanted_bytes,
             "left_bytes": cut.left_bytes,
         }))?;
@@ -86,8 +84,8 @@ fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -
         }
         if is_all {
             print_line(&format!(
-                "{origin}: it has everything that {cache_device} had ({} written), which \
-                 stays as it is: erase its first 64 KiB before it is used again",
+                "{origin}: all dirty data of {cache_device} is written back ({}); the cache device \
+                 is unchanged: erase its first 64 KiB before you use it again",
                 human_bytes(drained_bytes)
             ))?;
         }
@@ -95,10 +93,10 @@ fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -
     if is_all {
         return Ok(());
     }
-    let more = if salvage.has_more { ", and more that cannot be named" } else { "" };
+    let more = if recovery.has_more { ", and more in unknown ranges" } else { "" };
     bail!(
-        "{cache_device}: not everything came back: {cut}; {} of dirty data were written to \
-         {origin}, and {} in {} ranges are lost{more}; the cache device stays as it is",
+        "{cache_device}: not all data was recovered: {cut}; {} of dirty data were written to \
+         {origin}, and {} in {} ranges are lost{more}; the cache device is unchanged",
         human_bytes(drained_bytes),
         human_bytes(lost_bytes),
         lost.len()

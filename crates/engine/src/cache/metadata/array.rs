@@ -6,7 +6,7 @@
 //! 24   elements
 //! ```
 //!
-//! Every block is full but the last. How many elements there are stands in the superblock alone.
+//! Every block is full but the last. Only the superblock has the number of elements.
 
 use super::block::Finding;
 use super::block::{BLOCK_BYTES, Block, BlockKind, damaged, put_u32, put_u64, u32_at, u64_at};
@@ -19,7 +19,7 @@ const BLOCKS_MAX: u64 = 1 << 32;
 /// Bytes in front of the elements.
 const HEADER: usize = 24;
 
-/// What the elements of an array are.
+/// The kind of the elements of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
     /// Numbers of 8 bytes: mappings, words of bits.
@@ -73,7 +73,7 @@ impl Place {
 pub enum Len {
     /// This many.
     Exactly(u64),
-    /// What is there: hints are not resized together with the mappings.
+    /// Any number: hints are not resized together with the mappings.
     Any,
 }
 
@@ -82,7 +82,7 @@ pub enum Len {
 pub struct Found {
     /// Where it is.
     pub place: Place,
-    /// The blocks that could be read, in order. All of them, if nothing is damaged.
+    /// The blocks that could be read, in order: all of them, if none is damaged.
     pub pieces: Vec<Piece>,
 }
 
@@ -97,7 +97,7 @@ pub struct Piece {
     pub values: Vec<u64>,
 }
 
-/// Reads the array below `root`. What is missing is damage. No more memory is taken than there are
+/// Reads the array below `root`. Missing blocks are damage. No more memory is taken than for the
 /// elements on the device.
 pub fn read(reading: &mut Reading<'_>, root: u64, elements: Elements, len: Len) -> Found {
     let tree = btree::read(reading, root, 8);
@@ -144,12 +144,12 @@ pub fn read(reading: &mut Reading<'_>, root: u64, elements: Elements, len: Len) 
     Found { place: Place { blocks, levels: tree.levels, len }, pieces }
 }
 
-/// Blocks `[from, to)` of the array below `root` are not there.
+/// Records that blocks `[from, to)` of the array below `root` are missing.
 fn note_gap(reading: &mut Reading<'_>, root: u64, from: u64, to: u64) {
     if from < to {
         let what = match to - from {
-            1 => format!("the array below it has no block {from}"),
-            _ => format!("the array below it has no blocks {from} to {}", to - 1),
+            1 => format!("the array below it lacks block {from}"),
+            _ => format!("the array below it lacks blocks {from} to {}", to - 1),
         };
         reading.damage.add(damaged(root, what));
     }

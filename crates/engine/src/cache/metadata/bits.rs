@@ -80,7 +80,7 @@ impl Bits {
         self.words.get(nth as usize).copied().unwrap_or(0)
     }
 
-    /// Makes word `nth` what `word` says; beyond the end there are no ones.
+    /// Sets word `nth` to `word`; bits beyond the end stay 0.
     pub fn put_word(&mut self, nth: u64, word: u64) {
         self.words[nth as usize] = word;
         self.trim();
@@ -91,7 +91,7 @@ impl Bits {
         self.words.fill(0);
     }
 
-    /// Every one of `other`, which is as long, becomes one here, too.
+    /// Sets every bit that is set in `other`, which has the same length.
     pub fn join(&mut self, other: &Bits) {
         assert_eq!(self.len, other.len, "rows of the same length");
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);

@@ -3,7 +3,7 @@
 //! The checksum is the CRC-32C of all bytes after it, from a register of ones and without the last
 //! inversion, with a constant for each type of block: one type is never taken for another.
 
-use crate::crc::crc32c_raw;
+use crate::base::crc::crc32c_raw;
 use crate::error::{Error, Kind};
 
 /// Bytes of a block.
@@ -79,7 +79,7 @@ impl BlockKind {
         self.sum(block) == u32_at(block, 0)
     }
 
-    /// Whether `block`, which stands at `address`, is such a block.
+    /// Whether `block`, at `address`, is such a block.
     pub fn check(self, block: &Block, address: u64) -> Result<(), Finding> {
         let (found, expected) = (u32_at(block, 0), self.sum(block));
         if found != expected {
@@ -87,7 +87,7 @@ impl BlockKind {
             let what = match other {
                 Some(kind) => format!("it has a {}, expected a {}", kind.words(), self.words()),
                 None => format!(
-                    "no {}: its checksum is {found:#010x}, expected {expected:#010x}",
+                    "not a valid {}: its checksum is {found:#010x}, expected {expected:#010x}",
                     self.words()
                 ),
             };
@@ -95,19 +95,19 @@ impl BlockKind {
         }
         let own = u64_at(block, self.address_at());
         if own != address {
-            let what = format!("the {} there says that it is block {own}", self.words());
+            let what = format!("the {} there is labelled block {own}", self.words());
             return Err(damaged(address, what));
         }
         Ok(())
     }
 }
 
-/// What is wrong with a block, or with what it says.
+/// A defect of a block or of its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The block.
     pub block: u64,
-    /// What is wrong.
+    /// The defect.
     pub what: String,
 }
 

@@ -3,12 +3,12 @@
 //! ```text
 //! 0    checksum, flags (1 internal, 2 leaf), own address
 //! 16   entries in use, most entries, bytes of a value, 0
-//! 32   keys, 8 bytes each, room for the most
+//! 32   keys, 8 bytes each, space for the most
 //!      values
 //! ```
 //!
-//! A tree is read level by level, so that many blocks are read together. What is wrong with a
-//! node costs what is below it, and nothing else.
+//! A tree is read level by level, so that many blocks are read together. A defect of a node loses
+//! only the entries below it.
 
 use super::block::Finding;
 use super::block::{BLOCK_BYTES, Block, BlockKind, damaged, put_u32, put_u64, u32_at, u64_at};
@@ -18,7 +18,7 @@ use super::reading::Reading;
 const HEADER: usize = 32;
 const INTERNAL: u32 = 1;
 const LEAF: u32 = 2;
-/// A tree with more levels has no reason to.
+/// No legal tree needs more levels.
 pub const LEVELS_MAX: usize = 8;
 
 /// Most entries of a node with values of this many bytes.
@@ -28,7 +28,8 @@ pub const fn entries_max(value_bytes: usize) -> usize {
 
 const _: () = assert!(entries_max(4) == 336 && entries_max(8) == 252 && entries_max(16) == 168);
 
-/// Where a node is, and what it covers: a part of the level below it, or of the tree's entries.
+/// The address of a node, and the part of the level below it, or of the tree's entries, that it
+/// covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeAt {
     /// Its block.
@@ -64,12 +65,12 @@ pub struct Entry {
 struct Expected {
     address: u64,
     parent: u64,
-    /// What the parent says of it: its first key, and the one after its last.
+    /// The parent's keys for it: its first key, and the one after its last.
     first: Option<u64>,
     end: Option<u64>,
 }
 
-/// What a node is.
+/// The content of a node.
 struct Node {
     is_leaf: bool,
     entries: Vec<(u64, u64)>,
@@ -157,7 +158,7 @@ fn descend(reading: &mut Reading<'_>, own: &Expected, node: &Node, below: &mut V
     }
 }
 
-/// What stands in `block`, which is a node by its checksum.
+/// Parses `block`, which is a node by its checksum.
 fn parse(
     reading: &mut Reading<'_>,
     block: &Block,
@@ -202,7 +203,7 @@ fn parse(
     let entries: Vec<(u64, u64)> =
         (0..count).map(|nth| (u64_at(block, HEADER + 8 * nth), value(nth))).collect();
     if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
-        return wrong(format!("key {} stands after key {}", pair[1].0, pair[0].0));
+        return wrong(format!("key {} follows key {}", pair[1].0, pair[0].0));
     }
     check_borders(reading, expected, &entries)?;
     Ok(Node { is_leaf, entries })

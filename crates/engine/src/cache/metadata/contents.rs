@@ -1,11 +1,12 @@
-//! What the blocks of a cache are: which block of the origin each holds, whether it is dirty, what
-//! the policy noted of it, and what of the origin was discarded.
+//! The contents of a cache: the origin block of each slot, whether it is dirty, the policy's hint
+//! for it, and the discarded parts of the origin.
 //!
-//! It is as compact as it is on media: 8 bytes and a bit for each slot, and 4 bytes more while
-//! there are hints, which a policy takes over.
+//! It is as compact as on media: 8 bytes and a bit for each slot, and 4 bytes more while there are
+//! hints, until a policy has read them.
 
 use super::bits::Bits;
 use super::superblock::Superblock;
+use crate::mutants::{self, Mutant};
 
 /// Bit of a mapping: the slot is in use.
 pub const VALID: u64 = 1;
@@ -26,7 +27,7 @@ pub fn block_of(mapping: u64) -> Option<u64> {
     (mapping & VALID != 0).then_some(mapping >> BLOCK_SHIFT)
 }
 
-/// What the blocks of a cache are.
+/// The state of all blocks of a cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// A mapping for each slot, without the flag of version 1.
@@ -40,7 +41,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Of a cache of `slots` slots, none in use.
+    /// The contents of a cache of `slots` slots, none in use.
     pub fn empty(slots: u64) -> Contents {
         Contents {
             mappings: vec![0; slots as usize],
@@ -71,9 +72,14 @@ impl Contents {
         self.in_use().count() as u64
     }
 
-    /// What a kernel makes of it when it opens the cache: without a clean shutdown everything is
-    /// dirty, and there are neither hints nor discards.
+    /// The contents as a server uses them when it opens the cache. Without a clean shutdown all
+    /// blocks are dirty, and there are neither hints nor discards. If the mappings must not be
+    /// trusted, the result is empty.
     pub fn opened(mut self, superblock: &Superblock) -> Contents {
+        if superblock.is_untrusted && !mutants::is(Mutant::UntrustedBelieved) {
+            let discards = Bits::new(self.discards.len());
+            return Contents { discards, ..Contents::empty(self.slots()) };
+        }
         if superblock.is_clean() {
             return self;
         }
@@ -85,7 +91,7 @@ impl Contents {
         self
     }
 
-    /// The mapping of a slot as it is on media.
+    /// The mapping of a slot in the format of the media.
     pub fn media_mapping(&self, version: u32, slot: u64) -> u64 {
         let is_dirty = version == 1 && self.dirty.is_set(slot);
         self.mappings[slot as usize] | if is_dirty { DIRTY } else { 0 }

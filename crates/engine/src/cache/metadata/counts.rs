@@ -23,13 +23,13 @@ const HEADER: usize = 16;
 pub const PER_BITMAP: u64 = 16_320;
 /// Bitmaps that the index has room for.
 pub const BITMAPS_MAX: u64 = 255;
-/// Blocks that can be managed; the rest of a larger device is of no use.
+/// Blocks that can be managed; the rest of a larger device is not used.
 pub const BLOCKS_MAX: u64 = PER_BITMAP * BITMAPS_MAX;
 
 const _: () = assert!(PER_BITMAP as usize == (BLOCK_BYTES - HEADER) * 4);
 const _: () = assert!(HEADER + 16 * BITMAPS_MAX as usize == BLOCK_BYTES);
 
-/// What the index says of a bitmap.
+/// The index entry of a bitmap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexEntry {
     /// Its block.
@@ -73,7 +73,8 @@ pub fn read(reading: &mut Reading<'_>, root: &MapRoot) -> Counts {
     };
     counts.used = Bits::new(counts.managed);
     if managed > BLOCKS_MAX {
-        let what = format!("a space map of {managed} blocks, and {BLOCKS_MAX} are the most");
+        let what =
+            format!("a space map of {managed} blocks, but at most {BLOCKS_MAX} are supported");
         reading.damage.add(damaged(0, what));
     }
     let overflow = btree::read(reading, root.overflow.get(), 4);
@@ -162,8 +163,8 @@ impl Counts {
         (nth * PER_BITMAP, ((nth + 1) * PER_BITMAP).min(self.managed))
     }
 
-    /// Compares the counts with what was reached, and the totals with the counts. That a block was
-    /// reached which is free is damage: it would be overwritten.
+    /// Compares the counts with the reached blocks, and the totals with the counts. A reached block
+    /// that is free is damage, because it would be overwritten.
     pub fn check(&self, reached: &Bits, damage: &mut Findings, remarks: &mut Findings) {
         let words = reached.len().max(self.managed).div_ceil(64);
         for nth in 0..words {
@@ -184,7 +185,7 @@ impl Counts {
         }
         if self.allocated != self.used.ones() {
             let (says, is) = (self.allocated, self.used.ones());
-            let what = format!("it says that {says} blocks are in use; the space map has {is}");
+            let what = format!("its count of used blocks is {says}; the space map has {is}");
             remarks.add(damaged(0, what));
         }
         for (nth, entry) in self.entries.iter().enumerate() {
@@ -195,18 +196,19 @@ impl Counts {
     fn check_entry(&self, nth: u64, entry: &IndexEntry, remarks: &mut Findings) {
         let (first, end) = self.range(nth);
         let used = (first..end).filter(|block| self.used.is_set(*block)).count() as u64;
-        // The kernel begins with the same number for every bitmap, also for one that is not full;
-        // some tools count only what is there.
+        // The kernel begins with the same number for every bitmap, even for one that is not full;
+        // some tools count only existing blocks.
         let (free, there) = (PER_BITMAP - used, end - first - used);
         if ![free, there].contains(&u64::from(entry.free)) {
             let says = entry.free;
-            let what = format!("it says that {says} blocks of bitmap {nth} are free; {there} are");
+            let what = format!("its count of free blocks of bitmap {nth} is {says}, not {there}");
             remarks.add(damaged(self.index, what));
         }
         let before = u64::from(entry.none_free_before).min(end - first);
         if let Some(block) = (first..first + before).find(|block| !self.used.is_set(*block)) {
             let what = format!(
-                "it says that none of bitmap {nth} is free before its {}., but block {block} is",
+                "it says that bitmap {nth} has no free block before its {}., but block {block} is \
+                free",
                 entry.none_free_before
             );
             remarks.add(damaged(self.index, what));
@@ -226,7 +228,7 @@ pub fn build_index(entries: &[IndexEntry]) -> Block {
     block
 }
 
-/// A bitmap of `blocks` counts, to be sealed, and what the index says of it, without its address.
+/// A bitmap of `blocks` counts, to be sealed, and its index entry without the address.
 pub fn build_bitmap(blocks: u64, is_used: impl Fn(u64) -> bool) -> (Block, IndexEntry) {
     let mut block = [0; BLOCK_BYTES];
     let (mut used, mut first_free) = (0, None);

@@ -34,7 +34,7 @@ pub struct Formatted {
 pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<Formatted> {
     check_data_sectors(data_sectors)?;
     if !(1..=VERSION_MAX).contains(&version) {
-        let message = format!("metadata version {version}: 1 and 2 are known");
+        let message = format!("unknown metadata version {version}: use 1 or 2");
         return Err(Error::new(Kind::Invalid, message));
     }
     let managed = device_blocks.min(BLOCKS_MAX);
@@ -42,7 +42,7 @@ pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<For
     let trees = BITMAPS_AT + bitmaps;
     let used = trees + 1 + u64::from(version);
     if managed < used {
-        let message = format!("{device_blocks} metadata blocks are too few: a format takes {used}");
+        let message = format!("{device_blocks} metadata blocks are too few: a format needs {used}");
         return Err(Error::new(Kind::NoSpace, message));
     }
     let mut blocks = Vec::new();
@@ -81,20 +81,21 @@ pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<For
     let mut superblock = Superblock::fresh(version, data_sectors);
     superblock.fields.map.overflow.set(OVERFLOW_AT);
     let mut writer = Writer::with(superblock.clone(), places, counts, device_blocks);
-    // The superblock is that of a transaction that changes nothing.
+    // The superblock of a transaction without changes.
     let mut transaction = writer.prepare(&Change::of_superblock(superblock))?;
     writer.superblock = transaction.after_superblock().clone();
     transaction.put_blocks(blocks);
     Ok(Formatted { transaction, writer })
 }
 
-/// Writes metadata with all of `contents` to `disk`, over anything that is there. The superblock
-/// says everything but roots and lengths. Until all of it is durable, the device is blank.
+/// Writes metadata with all of `contents` to `disk`, over any earlier content. The superblock
+/// provides all fields but roots and lengths. Until all of it is durable, the device is blank.
 pub fn write_whole(
     disk: &Arc<dyn Disk>,
     superblock: Superblock,
     contents: &Contents,
 ) -> Result<()> {
+    superblock.check_writable()?;
     let blocks = disk.limits().size_bytes / BLOCK_BYTES as u64;
     let (data_sectors, version) = (superblock.fields.data_sectors.get(), superblock.version());
     let Formatted { mut transaction, writer } = format(blocks, data_sectors, version)?;

@@ -1,29 +1,30 @@
 //! The metadata device of a `cache`, in both of its versions.
 //!
-//! The device is an array of blocks of 4096 bytes. Block 0 is the superblock, and the only one that
-//! is written where it is. Everything else is reached from it by trees, and is copied on write: a
-//! transaction writes to blocks that the last one does not use, and the superblock makes it count.
+//! The device is an array of blocks of 4096 bytes. Block 0 is the superblock, and the only block
+//! that is overwritten in place. All other blocks are reached from it by trees, and are copied on
+//! write: a transaction writes to blocks that the last one does not use, and the new superblock
+//! makes it valid.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `block` | checksums, and what every block says of itself |
+//! | `block` | checksums, and the header of every block |
 //! | `source` | where blocks are read from |
 //! | `superblock` | block 0 |
 //! | `bits` | a row of bits |
 //! | `btree` | trees: reading one of any shape |
 //! | `array` | arrays, which are trees over packed blocks |
 //! | `counts` | the space map: which blocks are in use |
-//! | `reading` | what was reached so far, and what is wrong |
-//! | `survey` | reads all of it, and says what is wrong with each part |
-//! | `contents` | what the caches' blocks are: mappings, dirty bits, hints, discards |
+//! | `reading` | the blocks reached so far, and their defects |
+//! | `survey` | reads all of it, and reports the defects of each part |
+//! | `contents` | the state of a cache's blocks: mappings, dirty bits, hints, discards |
 //! | `shape` | the tree that we write over an array's blocks |
-//! | `writer` | what a transaction changes, and where it goes |
-//! | `transaction` | the blocks of one transaction, to be written by somebody else |
+//! | `writer` | the changes of a transaction, and their new addresses |
+//! | `transaction` | the blocks of one transaction, for the caller to write |
 //! | `format` | a new metadata device |
 //!
-//! 1. Whatever is on the device, reading it ends, with an error that names the block, or without.
-//! 2. To prepare a transaction changes nothing, on the device or in memory. It is carried out in
-//!    this order: its blocks, a flush, the superblock, a flush. It counts when the last is done.
+//! 1. For any content of the device, reading it ends, perhaps with an error that names the block.
+//! 2. Preparing a transaction has no effect on the device or in memory. It is carried out in this
+//!    order: its blocks, a flush, the superblock, a flush. It is valid when the last flush is done.
 //! 3. No block is written that the last superblock on the device, or one that may be there, leads
 //!    to.
 

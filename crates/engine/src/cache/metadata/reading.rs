@@ -1,6 +1,6 @@
-//! What a reader of the metadata has reached so far, and what it found wrong.
+//! The blocks that a reader of the metadata has reached so far, and the defects that it found.
 //!
-//! Every block is reached at most once, whatever the trees say. So reading ends, takes no more
+//! Every block is read at most once, for any content of the trees. So reading ends, takes no more
 //! memory than the device has blocks, and a block that two parents claim is noticed.
 
 use super::bits::Bits;
@@ -10,7 +10,7 @@ use super::source::{Source, read_each};
 /// The most findings of a kind that are kept; the others are counted.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// What is wrong.
+/// A list of defects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// The first of them.
@@ -44,9 +44,9 @@ pub struct Reading<'a> {
     source: &'a dyn Source,
     /// The blocks that were reached.
     pub reached: Bits,
-    /// What makes a part unreadable, or contradicts another.
+    /// Defects that make a part unreadable, or contradict another part.
     pub damage: Findings,
-    /// What harms nobody, but is not as it should be.
+    /// Harmless irregularities.
     pub remarks: Findings,
 }
 

@@ -1,11 +1,10 @@
-//! The tree that we write over the blocks of an array: as flat as can be, and even, so that every
-//! node but the root is half full at least. A tree of the same length has the same shape, so what
-//! has not changed below a node need not be written again.
+//! The tree that udm writes over the blocks of an array: as flat as possible, and even, so that
+//! every node but the root is at least half full. A tree of the same length has the same shape, so
+//! nodes without changes below them need not be written again.
 
 use super::array::Place;
-use super::block::{Block, BlockKind};
+use super::block::Block;
 use super::btree::{self, NodeAt, entries_max};
-use super::writer::Draft;
 use crate::error::Result;
 
 /// Children of a node.
@@ -21,11 +20,16 @@ fn row_over(children: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// Puts a tree over `blocks`. Nodes of the tree `old` are taken over where nothing has changed
-/// below them; the others are let go.
-pub fn build(draft: &mut Draft<'_>, old: &Place, blocks: &[u64]) -> Result<Vec<Vec<NodeAt>>> {
+/// Builds a tree over `blocks`: its levels, and the nodes of the tree `old` that it does not use.
+/// Nodes of `old` are reused where no block has changed below them; `write` stores a new node and
+/// returns its address.
+pub fn build(
+    old: &Place,
+    blocks: &[u64],
+    mut write: impl FnMut(Block) -> Result<u64>,
+) -> Result<(Vec<Vec<NodeAt>>, Vec<u64>)> {
     let mut levels: Vec<Vec<NodeAt>> = Vec::new();
-    // Of the row below: the first key under each, and where it is.
+    // For the row below: the first key under each node, and its address.
     let mut below: Vec<(u64, u64)> = (0..).zip(blocks.iter().copied()).collect();
     let mut kept = Vec::new();
     loop {
@@ -37,7 +41,7 @@ pub fn build(draft: &mut Draft<'_>, old: &Place, blocks: &[u64]) -> Result<Vec<V
                     kept.push(address);
                     address
                 }
-                None => draft.write(BlockKind::Node, node(levels.is_empty(), children))?,
+                None => write(node(levels.is_empty(), children))?,
             };
             row.push(NodeAt { address, start, len });
             above.push((children.first().map_or(0, |(key, _)| *key), address));
@@ -50,8 +54,8 @@ pub fn build(draft: &mut Draft<'_>, old: &Place, blocks: &[u64]) -> Result<Vec<V
         below = above;
     }
     let nodes = old.levels.iter().flatten().map(|node| node.address);
-    nodes.filter(|address| !kept.contains(address)).for_each(|address| draft.free(address));
-    Ok(levels)
+    let freed = nodes.filter(|address| !kept.contains(address)).collect();
+    Ok((levels, freed))
 }
 
 fn node(is_leaf: bool, children: &[(u64, u64)]) -> Block {

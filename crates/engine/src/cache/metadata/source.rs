@@ -1,4 +1,4 @@
-//! Where blocks are read from: a disk, memory, or bytes.
+//! The source of blocks: a disk, memory, or bytes.
 //!
 //! Reading waits. It is for code that opens a cache or looks at one.
 

@@ -1,13 +1,15 @@
-//! Block 0: the roots of everything, and what the cache is.
+//! Block 0, the superblock: the roots of all trees, and the properties of the cache.
 //!
-//! The fields stand in the first 512 bytes on purpose. The rest of the block stays as it is, so a
-//! disk that writes whole sectors writes all of the superblock or nothing of it, although the
-//! checksum covers all 4096 bytes. What is not known here stays as it was found.
+//! All fields are in the first 512 bytes. The rest of the block never changes, so a disk that
+//! writes whole sectors writes all of the superblock or none of it, although the checksum covers
+//! all 4096 bytes. Unknown fields keep their values.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::block::{BLOCK_BYTES, Block, BlockKind, damaged};
+use crate::base::crc::crc32c_raw;
+use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result};
 
 /// The magic number: octal 06142003.
@@ -27,6 +29,58 @@ pub const DATA_SECTORS_MAX: u32 = 2_097_152;
 /// Bytes of the fields.
 const FIELDS_BYTES: usize = 292;
 
+/// Where the mark of an untrusted cache is: in the first sector, which changes as a whole. The
+/// kernel keeps what is there. The mark counts as long as the fields are those with which it was
+/// written: a kernel that serves the cache changes them.
+const UNTRUSTED_AT: usize = 480;
+const UNTRUSTED_BYTES: usize = 8;
+const UNTRUSTED_MAGIC: [u8; 4] = *b"udmt";
+
+fn untrusted_mark(fields: &Fields) -> [u8; UNTRUSTED_BYTES] {
+    let fields = Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*fields };
+    let mut mark = [0; UNTRUSTED_BYTES];
+    mark[..4].copy_from_slice(&UNTRUSTED_MAGIC);
+    mark[4..].copy_from_slice(&(!crc32c_raw(u32::MAX, fields.as_bytes())).to_le_bytes());
+    mark
+}
+
+/// Where the note of the origin is: at the end of the first sector, which changes as a whole. The
+/// kernel keeps what is there.
+const NOTE_AT: usize = 488;
+const NOTE_MAGIC: [u8; 4] = *b"udmo";
+
+/// The note of the origin at the orderly end of its cache. It counts as long as the fields are
+/// those with which it was written: a kernel that serves the cache changes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OriginNote {
+    /// The origin's stamp.
+    pub stamp: Stamp,
+    /// The length of the origin.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct NoteOnMedia {
+    magic: [u8; 4],
+    check: U32,
+    stamp: U64,
+    bytes: U64,
+}
+
+const _: () = assert!(NOTE_AT + size_of::<NoteOnMedia>() == 512);
+const NOTE: std::ops::Range<usize> =
+    NOTE_AT - FIELDS_BYTES..NOTE_AT - FIELDS_BYTES + size_of::<NoteOnMedia>();
+
+impl NoteOnMedia {
+    /// The checksum of the fields, except computed ones, and of the note.
+    fn sum(&self, fields: &Fields) -> u32 {
+        let fields = Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*fields };
+        let note = NoteOnMedia { check: U32::ZERO, ..*self };
+        !crc32c_raw(crc32c_raw(u32::MAX, fields.as_bytes()), note.as_bytes())
+    }
+}
+
 /// The fields.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -34,10 +88,10 @@ const FIELDS_BYTES: usize = 292;
 #[repr(C)]
 pub struct Fields {
     checksum: U32,
-    /// [`CLEAN_SHUTDOWN`], [`NEEDS_CHECK`], and what is not known.
+    /// [`CLEAN_SHUTDOWN`], [`NEEDS_CHECK`], and unknown flags.
     pub flags: U32,
     own_address: U64,
-    /// Nobody uses it.
+    /// Unused by the kernel.
     pub uuid: [u8; 16],
     magic: U64,
     /// 1 or 2.
@@ -110,8 +164,13 @@ const _: () = assert!(std::mem::offset_of!(Fields, dirty_root) == 284);
 /// The superblock.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// What is known of it.
+    /// Its known fields.
     pub fields: Fields,
+    /// The origin has all data, and the cache device may have older data: no mapping must be
+    /// trusted.
+    pub is_untrusted: bool,
+    /// The note of the origin.
+    pub note: Option<OriginNote>,
     rest: Box<[u8; BLOCK_BYTES - FIELDS_BYTES]>,
 }
 
@@ -129,7 +188,8 @@ impl Superblock {
         fields.version.set(version);
         fields.data_sectors.set(data_sectors);
         fields.metadata_sectors.set(BLOCK_SECTORS);
-        Superblock { fields, rest: Box::new([0; BLOCK_BYTES - FIELDS_BYTES]) }
+        let rest = Box::new([0; BLOCK_BYTES - FIELDS_BYTES]);
+        Superblock { fields, is_untrusted: false, note: None, rest }
     }
 
     /// The superblock in `block`, checked in the kernel's order; none if that is blank.
@@ -141,7 +201,7 @@ impl Superblock {
         let fields = &superblock.fields;
         if fields.magic.get() != MAGIC {
             let found = fields.magic.get();
-            let what = format!("no cache metadata: magic {found:#x}, expected {MAGIC:#x}");
+            let what = format!("not cache metadata: magic {found:#x}, expected {MAGIC:#x}");
             return Err(damaged(0, what).into());
         }
         BlockKind::Superblock.check(block, 0)?;
@@ -149,15 +209,58 @@ impl Superblock {
         Ok(Some(superblock))
     }
 
-    /// The fields of `block`, whatever they are.
+    /// The fields of `block`, unchecked.
     pub fn unchecked(block: &Block) -> Superblock {
         let (mut fields, rest) =
             Fields::read_from_prefix(block).expect("a block has room for them");
-        // What is computed when it is written.
+        // Fields that are computed when it is written.
         (fields.checksum, fields.own_address) = (U32::ZERO, U64::ZERO);
-        let mut superblock = Superblock { fields, rest: Box::new([0; BLOCK_BYTES - FIELDS_BYTES]) };
+        let rest_of = Box::new([0; BLOCK_BYTES - FIELDS_BYTES]);
+        let mut superblock = Superblock { fields, is_untrusted: false, note: None, rest: rest_of };
         superblock.rest.copy_from_slice(rest);
+        superblock.take_untrusted_mark();
+        superblock.take_note();
         superblock
+    }
+
+    /// Finds the mark in the bytes after the fields. One that does not count goes with the next
+    /// superblock that is written.
+    fn take_untrusted_mark(&mut self) {
+        let mark = untrusted_mark(&self.fields);
+        let at = UNTRUSTED_AT - FIELDS_BYTES;
+        let place = &mut self.rest[at..at + UNTRUSTED_BYTES];
+        self.is_untrusted = *place == mark;
+        if place.starts_with(&UNTRUSTED_MAGIC) {
+            place.fill(0);
+        }
+    }
+
+    /// Finds the note in the bytes after the fields. One that does not count goes with the next
+    /// superblock that is written.
+    fn take_note(&mut self) {
+        let place = &mut self.rest[NOTE];
+        let Ok(note) = NoteOnMedia::read_from_bytes(place) else { return };
+        if note.magic != NOTE_MAGIC {
+            return;
+        }
+        place.fill(0);
+        let is_of_fields = note.check.get() == note.sum(&self.fields);
+        let stamp = Stamp::from_bits(note.stamp.get()).filter(|_| is_of_fields);
+        self.note = stamp.map(|stamp| OriginNote { stamp, bytes: note.bytes.get() });
+    }
+
+    /// Stores the note, unless another program uses these bytes.
+    fn put_note(&self, block: &mut Block) {
+        let place = &mut block[NOTE_AT..NOTE_AT + size_of::<NoteOnMedia>()];
+        let Some(note) = self.note.filter(|_| place.iter().all(|byte| *byte == 0)) else { return };
+        let mut on_media = NoteOnMedia {
+            magic: NOTE_MAGIC,
+            check: U32::ZERO,
+            stamp: U64::new(note.stamp.bits()),
+            bytes: U64::new(note.bytes),
+        };
+        on_media.check.set(on_media.sum(&self.fields));
+        place.copy_from_slice(on_media.as_bytes());
     }
 
     /// Whether the magic number is there.
@@ -172,7 +275,8 @@ impl Superblock {
         let version = fields.version.get();
         if !(1..=VERSION_MAX).contains(&version) {
             return unsupported(format!(
-                "metadata block 0: version {version} of the metadata is not known; 1 and 2 are"
+                "metadata block 0: unknown version {version} of the metadata; versions 1 and 2 are \
+                supported"
             ));
         }
         let sectors = fields.metadata_sectors.get();
@@ -182,24 +286,24 @@ impl Superblock {
             ));
         }
         if fields.data_sectors.get() == 0 {
-            return Err(damaged(0, "the cache's blocks have no size").into());
+            return Err(damaged(0, "the cache's block size is 0").into());
         }
         let unknown = fields.incompat.get();
         if unknown != 0 {
             return unsupported(format!(
-                "metadata block 0: it has features that are not known here ({unknown:#x})"
+                "metadata block 0: it has unknown features ({unknown:#x})"
             ));
         }
         Ok(())
     }
 
-    /// Whether it may be written by who knows only what is known here, and makes a cache that the
-    /// kernel takes.
+    /// Whether a writer that knows only these fields may write it, and the kernel accepts the
+    /// result.
     pub fn check_writable(&self) -> Result<()> {
         let unknown = self.fields.compat_ro.get();
         if unknown != 0 {
             let message = format!(
-                "metadata block 0: it has features that only allow reading here ({unknown:#x})"
+                "metadata block 0: it has unknown features that only allow reading ({unknown:#x})"
             );
             return Err(Error::new(Kind::Unsupported, message));
         }
@@ -211,6 +315,11 @@ impl Superblock {
         let mut block = [0; BLOCK_BYTES];
         block[..FIELDS_BYTES].copy_from_slice(self.fields.as_bytes());
         block[FIELDS_BYTES..].copy_from_slice(&self.rest[..]);
+        if self.is_untrusted {
+            let place = UNTRUSTED_AT..UNTRUSTED_AT + UNTRUSTED_BYTES;
+            block[place].copy_from_slice(&untrusted_mark(&self.fields));
+        }
+        self.put_note(&mut block);
         BlockKind::Superblock.seal(&mut block, 0);
         block
     }
@@ -231,6 +340,20 @@ impl Superblock {
         self.fields.flags.set(if is_set { flags | flag } else { flags & !flag });
     }
 
+    /// Its properties that XML cannot express: unknown flags and features, in words.
+    pub fn beyond_xml(&self) -> Option<String> {
+        let fields = &self.fields;
+        let flags = fields.flags.get() & !(CLEAN_SHUTDOWN | NEEDS_CHECK);
+        let all = [
+            ("flags", flags),
+            ("compatible features", fields.compat.get()),
+            ("features that only allow reading", fields.compat_ro.get()),
+        ];
+        let found = all.iter().filter(|(_, bits)| *bits != 0);
+        let found: Vec<String> = found.map(|(what, bits)| format!("{what} {bits:#x}")).collect();
+        (!found.is_empty()).then(|| found.join(", "))
+    }
+
     /// Version 1 or 2.
     pub fn version(&self) -> u32 {
         self.fields.version.get()
@@ -241,7 +364,7 @@ impl Superblock {
         self.fields.slots.get().into()
     }
 
-    /// The policy's name, as far as it is text.
+    /// The policy's name, up to the first byte that is not text.
     pub fn policy(&self) -> String {
         let name = self.fields.policy_name;
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
@@ -269,8 +392,8 @@ pub fn check_data_sectors(sectors: u32) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "blocks of {sectors} sectors: a multiple of {DATA_SECTORS_MIN} from {DATA_SECTORS_MIN} to \
-         {DATA_SECTORS_MAX} works"
+        "blocks of {sectors} sectors: the size must be a multiple of {DATA_SECTORS_MIN} from \
+         {DATA_SECTORS_MIN} to {DATA_SECTORS_MAX}"
     );
     Err(Error::new(Kind::Invalid, message))
 }

@@ -1,8 +1,8 @@
-//! Reads all of the metadata, part by part, and says what is wrong with each.
+//! Reads all of the metadata, part by part, and reports the defects of each part.
 //!
-//! Two weights: *damage* means that a part cannot be read, contradicts another, or would be
-//! overwritten; such metadata can only be repaired. A *remark* harms nobody, or
-//! nobody but a checker.
+//! There are two weights. *Damage* means that a part cannot be read, contradicts another, or would
+//! be overwritten; such metadata can only be repaired. A *remark* is harmless, or matters only to a
+//! checker.
 
 use super::array::{self, Elements, Found, Len, Place};
 use super::bits::{Bits, words_of};
@@ -31,9 +31,9 @@ pub struct Survey {
     pub discards: Found,
     /// The space map.
     pub counts: Counts,
-    /// What is damaged.
+    /// The damage.
     pub damage: Findings,
-    /// What else is not as it should be.
+    /// Other irregularities.
     pub remarks: Findings,
     /// The blocks that were reached.
     pub reached: Bits,
@@ -57,7 +57,7 @@ pub struct Places {
 pub struct Loaded {
     /// Block 0.
     pub superblock: Superblock,
-    /// What the cache's blocks are, as it stands on media; see [`Contents::opened`].
+    /// The state of the cache's blocks on media; see [`Contents::opened`].
     pub contents: Contents,
     /// Where that stands.
     pub places: Places,
@@ -72,7 +72,7 @@ pub fn superblock(source: &dyn Source) -> Result<Superblock> {
     match Superblock::parse(&*read_one(source, 0).map_err(Error::from)?)? {
         Some(superblock) => Ok(superblock),
         None => {
-            let message = "metadata block 0: it is blank: nobody has formatted the device";
+            let message = "metadata block 0: it is blank: the device is not formatted";
             Err(Error::new(Kind::Invalid, message))
         }
     }
@@ -121,7 +121,7 @@ pub fn survey_with(source: &dyn Source, superblock: Superblock, lengths: Lengths
     // What matters most comes first: of two parts that claim a block, the later one is wrong.
     let counts = counts::read(read, &fields.map);
     let Reading { mut damage, mut remarks, reached, .. } = reading;
-    // What could not be read is not known to be in use: nothing to compare the counts with.
+    // It is unknown which unreadable blocks are in use, so the counts cannot be compared.
     if damage.is_empty() {
         counts.check(&reached, &mut damage, &mut remarks);
     }
@@ -149,7 +149,7 @@ pub fn load(source: &dyn Source) -> Result<Loaded> {
 }
 
 impl Survey {
-    /// What is needed to go on. Damage is an error.
+    /// The data that a writer needs. Damage is an error.
     pub fn loaded(self) -> Result<Loaded> {
         if let Some(finding) = self.damage.list.first() {
             let error = Error::from(finding.clone());
@@ -214,7 +214,7 @@ impl Survey {
             let values = &piece.values;
             if let Some(at) = values.iter().position(|value| is_odd(&value)) {
                 let (count, slot) = (values.iter().filter(is_odd).count(), piece.first + at as u64);
-                let what = format!("flags that mean nothing in {count} slots, the first is {slot}");
+                let what = format!("unknown flags in {count} slots, the first is {slot}");
                 self.damage.add(damaged(piece.address, what));
             } else if let Some(at) = values.iter().position(|value| is_left(&value)) {
                 let count = values.iter().filter(is_left).count();
@@ -240,7 +240,7 @@ impl Survey {
         }
     }
 
-    /// The slots that hold a block of the origin, with the metadata's blocks that say so.
+    /// The slots that hold a block of the origin, with the metadata blocks of their mappings.
     fn slots_of(&self, block: u64) -> Vec<(u64, u64)> {
         let in_piece = |piece: &array::Piece| {
             let (first, address) = (piece.first, piece.address);
@@ -297,7 +297,7 @@ impl Survey {
         }
     }
 
-    /// Blocks of the origin that it does not have, as far as the discards say how long it is.
+    /// Mappings to blocks beyond the end of the origin, as far as the discards give its length.
     fn check_origin(&mut self) {
         let Some(end) = self.origin_blocks() else { return };
         for piece in &self.mappings.pieces {
@@ -308,8 +308,8 @@ impl Survey {
             if let Some((slot, block)) = beyond.next() {
                 let count = 1 + beyond.count();
                 let what = format!(
-                    "{count} slots hold blocks that the origin has not ({end} by its discards), \
-                     the first is slot {slot} with block {block}"
+                    "{count} slots hold blocks beyond the end of the origin ({end} by its \
+                     discards), the first is slot {slot} with block {block}"
                 );
                 self.remarks.add(damaged(piece.address, what));
             }
@@ -324,7 +324,7 @@ impl Survey {
         is_known.then(|| sectors.div_ceil(fields.data_sectors.get().into()))
     }
 
-    /// What is wrong, damage first.
+    /// All findings, damage first.
     pub fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.damage.list.iter().chain(&self.remarks.list)
     }

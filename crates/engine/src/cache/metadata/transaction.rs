@@ -1,11 +1,12 @@
-//! The blocks of one transaction, to be written by somebody else.
+//! The blocks of one transaction, for the caller to write.
 //!
-//! In this order, or a crash leaves metadata that leads nowhere: the blocks, all of them done; a
-//! flush; the superblock; a flush.
+//! The order is: the blocks, all of them complete; a flush; the superblock; a flush. In any other
+//! order a crash may leave metadata with broken references.
 
 use super::block::{BLOCK_BYTES, Block};
+use super::counts::Counts;
 use super::superblock::Superblock;
-use super::writer::{After, Reached};
+use super::survey::Places;
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
@@ -14,6 +15,24 @@ use crate::sync::Arc;
 
 /// Blocks written together by the synchronous path.
 const BATCH: usize = 128;
+
+/// The new state of a writer when a transaction is durable.
+#[derive(Debug)]
+pub struct After {
+    pub(super) superblock: Superblock,
+    pub(super) places: Places,
+    pub(super) counts: Counts,
+    pub(super) cursor: u64,
+}
+
+/// How far a transaction came that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Its superblock was not sent.
+    Blocks,
+    /// Its superblock was sent, so it may be on the device.
+    Superblock,
+}
 
 /// The blocks of one transaction.
 #[derive(Debug)]
@@ -57,7 +76,7 @@ impl Transaction {
         std::mem::take(&mut self.blocks)
     }
 
-    /// What is written to block 0 after a flush, and before another one.
+    /// The new block 0, written after one flush and before another one.
     pub fn superblock(&self) -> &Buffer {
         &self.superblock
     }
@@ -67,7 +86,7 @@ impl Transaction {
         write(disk, self.take_blocks())
     }
 
-    /// Carries it out, and waits. For a cache that nobody serves.
+    /// Carries the transaction out, and waits. For a cache that no server serves.
     pub fn carry_out(&mut self, disk: &Arc<dyn Disk>) -> std::result::Result<(), (Error, Reached)> {
         write(disk, self.take_blocks()).map_err(|error| (error, Reached::Blocks))?;
         let superblock = Buffer::from_bytes(self.superblock.as_slice());

@@ -1,16 +1,16 @@
-//! What a transaction changes, and where it goes.
+//! The changes of a transaction, and their new addresses.
 //!
-//! A [`Writer`] knows what the last superblock on the device leads to. From that and from a
-//! [`Change`] it prepares a [`Transaction`]: blocks for places that nobody uses, and a superblock.
-//! To prepare one changes nothing, so out of space is an error that leaves everything as it was.
-//! The code that carries it out reports how that ended:
+//! A [`Writer`] knows the blocks that the last superblock on the device uses. From these and from a
+//! [`Change`] it prepares a [`Transaction`]: new content for unused blocks, and a superblock.
+//! Preparing has no effect, even if space is missing. The code that carries
+//! the transaction out reports the result:
 //!
-//! * [`Writer::committed`]: the superblock is durable. What it leads to is what counts now.
-//! * [`Writer::abandoned`]: something failed. If the superblock was sent, nobody knows which one is
-//!   on the device: the blocks of both are left alone until a later transaction is durable.
+//! * [`Writer::committed`]: the superblock is durable, and its blocks are the valid ones.
+//! * [`Writer::abandoned`]: an I/O failed. If the superblock was sent, it is unknown which one is
+//!   on the device: the blocks of both are not reused until a later transaction is durable.
 //!
-//! One transaction is under way at a time. Marks of what changed are the caller's, and it keeps
-//! them until the transaction is durable.
+//! One transaction is in progress at a time. The caller owns the marks of changes, and keeps them
+//! until the transaction is durable.
 
 use std::collections::BTreeMap;
 
@@ -22,22 +22,22 @@ use super::counts::{self, Counts, PER_BITMAP, build_bitmap, build_index, refuse_
 use super::shape;
 use super::superblock::Superblock;
 use super::survey::{Loaded, Places};
-use super::transaction::Transaction;
+use super::transaction::{After, Reached, Transaction};
 use crate::buffer::Buffer;
 use crate::error::{Error, Kind, Result};
 
 /// What an array is to hold.
 pub enum Next<'a> {
-    /// What it holds.
+    /// Its present content.
     Same,
-    /// Nothing: there is no such array any more.
+    /// The array is removed.
     Nothing,
     /// Elements.
     Elements {
         /// How many.
         len: u64,
-        /// The array's blocks that changed, or none: all of them may have. Blocks that come, go or
-        /// get another length need no mark.
+        /// The array's changed blocks, or `None`: all of them may have changed. Blocks that are
+        /// added, removed or resized need no mark.
         changed: Option<&'a Bits>,
         /// Puts the elements from a number on into a block.
         fill: Fill<'a>,
@@ -57,13 +57,13 @@ impl std::fmt::Debug for Next<'_> {
     }
 }
 
-/// What a transaction changes.
+/// The changes of a transaction.
 #[derive(Debug)]
 pub struct Change<'a> {
     /// The superblock's flags, statistics, policy and discard geometry. Roots, the number of slots
     /// and the space map are the writer's.
     pub superblock: Superblock,
-    /// A mapping for each slot, as it is on media.
+    /// A mapping for each slot, in the format of the media.
     pub mappings: Next<'a>,
     /// Words of dirty bits. Version 1 has none.
     pub dirty: Next<'a>,
@@ -74,7 +74,7 @@ pub struct Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// Nothing but the superblock.
+    /// A change of the superblock alone.
     pub fn of_superblock(superblock: Superblock) -> Change<'a> {
         let same = || Next::Same;
         Change { superblock, mappings: same(), dirty: same(), hints: same(), discards: same() }
@@ -147,32 +147,14 @@ pub struct Writer {
     pub(super) usable: u64,
     /// Blocks that another superblock leads to, which may be on the device.
     in_doubt: Option<Bits>,
-    /// Where the search for a free block goes on.
+    /// The address at which the search for a free block continues.
     cursor: u64,
     /// Counts transactions.
     number: u64,
 }
 
-/// What a writer becomes when a transaction is durable.
-#[derive(Debug)]
-pub struct After {
-    pub(super) superblock: Superblock,
-    places: Places,
-    counts: Counts,
-    cursor: u64,
-}
-
-/// How far a transaction came that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reached {
-    /// Its superblock was not sent.
-    Blocks,
-    /// Its superblock was sent, so it may be on the device.
-    Superblock,
-}
-
 impl Writer {
-    /// Goes on with what was loaded. An error where the kernel would not write, either.
+    /// Continues with the loaded metadata. An error where the kernel would not write either.
     pub fn new(loaded: &Loaded) -> Result<Writer> {
         loaded.superblock.check_writable()?;
         refuse_shared(&loaded.counts)?;
@@ -199,13 +181,23 @@ impl Writer {
         &self.superblock
     }
 
+    /// Whether another superblock than the last one may be on the device.
+    pub fn is_in_doubt(&self) -> bool {
+        self.in_doubt.is_some()
+    }
+
+    /// The last block of the device that is in use.
+    pub fn last_used(&self) -> Option<u64> {
+        self.counts.used.iter().last()
+    }
+
     /// Blocks of the device in use, and blocks that can be.
     pub fn space(&self) -> (u64, u64) {
         (self.counts.used.ones(), self.usable)
     }
 
-    /// The blocks of a transaction that does `change`, and what is to be written when they are
-    /// durable. Out of space is an error.
+    /// The blocks of a transaction for `change`, and the superblock to be written when they are
+    /// durable. Lack of space is an error.
     pub fn prepare(&self, change: &Change<'_>) -> Result<Transaction> {
         let mut draft = Draft::new(self);
         let Places { mappings, dirty, hints, discards } = &self.places;
@@ -257,7 +249,7 @@ impl Writer {
         *self = Writer { superblock, places, counts, usable, in_doubt: None, cursor, number };
     }
 
-    /// `transaction` failed. What it changed is to be in a later one.
+    /// `transaction` failed. Its changes must be in a later one.
     pub fn abandoned(&mut self, transaction: Transaction, reached: Reached) {
         let (after, number) = transaction.into_after();
         assert_eq!(number, self.number, "a transaction that was prepared before another one ended");
@@ -275,7 +267,7 @@ pub struct Draft<'a> {
     /// The blocks in use when it is done.
     used: Bits,
     blocks: Vec<(u64, Buffer)>,
-    /// Where the search for a free block goes on, and for how many blocks.
+    /// The address at which the search for a free block continues, and the number of blocks left.
     cursor: u64,
     left: u64,
     /// Bitmaps that are not as they were, and where they go.
@@ -310,7 +302,7 @@ impl<'a> Draft<'a> {
         }
         let message = format!(
             "the metadata device is full: {} of {usable} blocks are in use, and a transaction \
-             needs others than those",
+             needs free blocks",
             counts.used.ones()
         );
         Err(Error::new(Kind::NoSpace, message))
@@ -369,12 +361,13 @@ impl<'a> Draft<'a> {
             before.into_iter().for_each(|before| self.free(before));
         }
         old.blocks.iter().skip(blocks.len()).for_each(|address| self.free(*address));
-        let levels = shape::build(self, old, &blocks)?;
+        let (levels, freed) = shape::build(old, &blocks, |node| self.write(BlockKind::Node, node))?;
+        freed.into_iter().for_each(|address| self.free(address));
         Ok(Some(Place { blocks, levels, len }))
     }
 
-    /// The space map of the blocks in use, which changes itself: a bitmap that changes goes
-    /// elsewhere, and so another bitmap may change.
+    /// The space map of the blocks in use, which changes itself: a changed bitmap is written to a
+    /// new address, so another bitmap may change as well.
     fn counts(&mut self) -> Result<Counts> {
         let old = &self.writer.counts;
         if self.touched.is_empty() {

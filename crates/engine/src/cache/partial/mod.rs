@@ -1,17 +1,18 @@
-//! Blocks that are in their slots in part. Only memory knows of them: the medium names a block when
-//! all of it is in its slot.
+//! Partially cached blocks. Only memory records them: the medium names a block when its slot has
+//! all of it.
 //!
-//! What a slot has of such a block equals the origin: every write goes to the origin, and is done
-//! when that has it. So nothing is lost with the slot, at any moment.
+//! The slot's part of such a block equals the origin: every write goes to the origin, and completes
+//! when the origin has it. So losing the slot never loses data.
 //!
-//! A *fill* brings sectors into the slot: those of a client's read or write, when the origin has
+//! A *fill* stores sectors in the slot: the data of a client's read or write, when the origin has
 //! answered, or a *gap*, which the background reads. It begins when its request to the origin does.
 //!
-//! 1. A write makes what it writes invalid when it begins, and spoils that much of each fill.
-//! 2. Of fills and writes that overlap only the first may get to the slot.
-//! 3. What a fill brought is valid when all of it is in the slot, but for what writes have spoiled.
-//! 4. A slot is given up when nothing is under way in its block.
-//! 5. Gaps are read when the origin has answered the request that let the block come.
+//! 1. A write makes its sectors invalid when it begins, and spoils these sectors of each fill.
+//! 2. Of fills and writes that overlap, only the first may write to the slot.
+//! 3. The sectors of a fill are valid when all of it is in the slot, except for sectors that writes
+//!    have spoiled.
+//! 4. A slot is given up when no I/O is in flight in its block.
+//! 5. Gaps are read when the origin has answered the request that admitted the block.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -44,14 +45,14 @@ impl Fill {
     }
 }
 
-/// A block that is in its slot in part. There may be many: 24 bytes for each.
+/// A partially cached block. There may be many: 24 bytes for each.
 #[derive(Debug)]
 struct Partial {
     valid: Ranges,
     wish: Wish,
 }
 
-/// What the background is to bring of a block.
+/// The sectors of a block that the background is to read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wish {
     start: u32,
@@ -79,11 +80,11 @@ impl Wish {
     }
 }
 
-/// What is under way in a block.
+/// The fills and writes in flight in a block.
 #[derive(Debug, Default)]
 struct Work {
     fills: Vec<Fill>,
-    /// The fill that let the block come, until the origin has answered.
+    /// The fill that admitted the block, until the origin has answered.
     first: Option<u32>,
 }
 
@@ -98,7 +99,7 @@ impl Work {
     }
 }
 
-/// The first sectors of a block's wish that are missing, and not under way.
+/// The first wanted sectors of a block that are missing, and not in flight.
 fn gap(of: &Partial, work: Option<&Work>) -> Option<Range<u32>> {
     if work.is_some_and(|work| work.first.is_some()) && !mutants::is(Mutant::GapsFirst) {
         return None;
@@ -146,8 +147,8 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    /// None, of a cache with blocks of this many sectors, and this many slots, in front of this
-    /// many blocks.
+    /// An empty record, for a cache with blocks of this many sectors, this many slots, and an
+    /// origin of this many blocks.
     pub(super) fn new(block_sectors: u32, slots: u64, blocks: u64) -> Partials {
         assert!(block_sectors < Wish::IS_QUEUED, "a block has at most 2^21 sectors");
         Partials {
@@ -188,7 +189,7 @@ impl Partials {
         self.under_way > 0
     }
 
-    /// Whether nothing is under way in a block.
+    /// Whether no I/O is in flight in a block.
     pub(super) fn is_quiet(&self, block: u64) -> bool {
         self.fills(block).is_empty()
     }
@@ -237,7 +238,7 @@ impl Partials {
         keys::push(&mut self.partials, partial);
     }
 
-    /// It leaves its slot, or is there as a whole. Nothing is under way in it.
+    /// The block is dropped, or is complete. No I/O is in flight in it.
     pub(super) fn end(&mut self, block: u64) {
         let place = self.blocks.find(block).expect("it is there in part");
         debug_assert!(self.is_quiet(block));
@@ -281,12 +282,12 @@ impl Partials {
         id
     }
 
-    /// Gaps of a block wait for the answer to the request of this fill, with which it came.
+    /// Gaps of a block wait for the answer to the request of this fill, which admitted the block.
     pub(super) fn wait_for(&mut self, block: u64, id: u32) {
         self.works.get_mut(&block).expect("its fill is under way").first = Some(id);
     }
 
-    /// The origin has answered. Whether the fill goes on, to the slot; else it has ended.
+    /// The origin has answered. Returns whether the fill continues, to the slot; else it has ended.
     pub(super) fn answered(&mut self, block: u64, id: u32, has_data: bool) -> bool {
         let work = self.works.get_mut(&block).expect("its fill is under way");
         work.first = work.first.filter(|first| *first != id);
@@ -318,7 +319,7 @@ impl Partials {
         let block_sectors = self.block_sectors;
         let of = self.of(block);
         if is_good && !is_done {
-            // It is tried again when somebody asks for it.
+            // It is tried again when a client requests it.
             of.wish.put(0..0);
         }
         match is_done {
@@ -328,7 +329,7 @@ impl Partials {
             }
             true => {}
             false if mutants::is(Mutant::ZeroedPart) => {}
-            // What was valid before may be damaged by a write to the slot that failed.
+            // A failed write to the slot may have damaged sectors that were valid before.
             false => of.valid.remove(&sectors),
         }
         let is_whole = of.valid.contains(&(0..block_sectors))
@@ -347,7 +348,7 @@ impl Partials {
         }
     }
 
-    /// The background is to bring these sectors, or as many of them as there are.
+    /// The background is to read these sectors, or as many of them as exist.
     pub(super) fn wish(&mut self, block: u64, sectors: Range<u32>) {
         let whole = 0..self.block_sectors;
         let wish = &mut self.of(block).wish;
@@ -381,7 +382,7 @@ impl Partials {
         None
     }
 
-    /// Blocks of which nothing is under way, and nothing more is to be brought, with their slots.
+    /// Blocks without I/O in flight and without wanted sectors, with their slots.
     pub(super) fn given_up(&self) -> Vec<(u64, u32)> {
         let over = (0..self.count()).filter(|place| self.partials[*place].wish.get().is_empty());
         let over = over.map(|place| self.pair(place));

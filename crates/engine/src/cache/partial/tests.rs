@@ -1,18 +1,18 @@
-//! Fills, writes and the background in any order, on plain arrays: what is valid equals the origin.
+//! Fills, writes and the background in any order, on plain arrays: valid sectors equal the origin.
 
 use super::*;
 use crate::prng::Prng;
 
 const SECTORS: u32 = 24;
 
-/// What is under way: at first at the origin, then perhaps on its way to the slot.
+/// An I/O in flight: at first at the origin, then perhaps to the slot.
 struct Io {
     id: u32,
     sectors: Range<u32>,
-    /// What is written; `None`: it reads.
+    /// The written value; `None`: a read.
     value: Option<u64>,
     has_data: bool,
-    /// What goes to the slot.
+    /// The data for the slot.
     carried: Vec<u64>,
     is_at_slot: bool,
 }
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// Something that is under way ends, at the origin or at the slot.
+    /// An I/O in flight ends, at the origin or at the slot.
     fn end(&mut self) {
         let nth = self.prng.below(self.ios.len() as u64) as usize;
         let mut io = self.ios.swap_remove(nth);
@@ -165,7 +165,7 @@ fn gaps_are_what_is_missing_and_not_under_way() {
     }
     assert_eq!(partials.next_gap(64), None);
     assert!(!partials.answered(1, write, false));
-    // Zeroes have no data for a fill, and what they wrote is brought like the rest.
+    // Zeroes cannot fill a slot, so the background reads their sectors like the rest.
     let last = partials.next_gap(64).unwrap();
     assert_eq!(last.sectors, 40..48);
     assert!(partials.answered(1, last.id, true) && partials.ended(1, last.id, true));

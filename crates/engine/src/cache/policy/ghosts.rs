@@ -1,8 +1,8 @@
-//! Blocks that left a short time ago: two bytes for each, and sometimes a mistake. A table of
-//! fingerprints; a block that comes takes the place of an older one.
+//! Recently dropped blocks (ghosts): two bytes for each, with occasional mistakes. A table of
+//! fingerprints, in which a new block replaces an older one.
 
-/// Of a block: 8 bits of its number's hash, 2 bits of how often it was used, and 6 bits of when it
-/// left.
+/// 8 bits of the hash of the block's number, 2 bits for how often it was used, and 6 bits for the
+/// time when it was dropped.
 type Ghost = u16;
 
 const AGES: u64 = 1 << 6;
@@ -11,13 +11,13 @@ const FINGERPRINT_SHIFT: u32 = 8;
 /// Places where one block may be.
 const WAYS: usize = 4;
 
-/// The blocks that left last. Time is counted in blocks that left.
+/// The blocks that were dropped last. Time is counted in dropped blocks.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     /// 0: no ghost.
     table: Box<[Ghost]>,
     left: u64,
-    /// How many blocks leave while a ghost's age grows by one.
+    /// How many blocks are dropped while a ghost's age grows by one.
     per_age: u64,
 }
 
@@ -30,7 +30,7 @@ impl Ghosts {
         Ghosts { table: vec![0; len].into_boxed_slice(), left: 0, per_age }
     }
 
-    /// A block leaves that was used `uses` times.
+    /// A block is dropped that was used `uses` times.
     pub(super) fn put(&mut self, block: u64, uses: u8) {
         let now = self.age_now();
         self.left += 1;
@@ -44,7 +44,7 @@ impl Ghosts {
         table[oldest] = ghost | Ghost::from(uses.min(3)) << USES_SHIFT;
     }
 
-    /// How often a block was used that left a short time ago. It is forgotten then.
+    /// How often a recently dropped block was used. It is forgotten then.
     pub(super) fn take(&mut self, block: u64) -> Option<u8> {
         let now = self.age_now();
         let (ways, ghost) = self.find(block, now);
@@ -60,7 +60,7 @@ impl Ghosts {
         self.left / self.per_age % AGES
     }
 
-    /// The first of the block's places, and what would stand there.
+    /// The first of the block's slots in the table, and the fingerprint that it would have there.
     fn find(&self, block: u64, now: u64) -> (usize, Ghost) {
         // Fibonacci hashing: the upper bits of the product depend on all bits of the number.
         let hash = block.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -88,7 +88,7 @@ mod tests {
         assert!(found(&mut ghosts, 97_000..99_000) > 93);
         assert!(found(&mut ghosts, 0..80_000) < 4, "mistakes are rare");
         assert!(found(&mut ghosts, 97_000..99_000) < 4, "each counts once");
-        // All that is in there grows old, and is not young again when its age comes round.
+        // All entries grow old, and do not become young again when their age wraps around.
         let mut idle = Ghosts::new(64);
         idle.put(1, 0);
         let mut seen = 0;

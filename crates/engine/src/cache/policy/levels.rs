@@ -1,7 +1,7 @@
 //! Lists of entries by level, the structure below the kernel's policy: 64 lists, each from its
 //! oldest to its newest entry. Entries are numbers; an entry is in one queue at most.
 
-use super::super::packed::{Packed, bits_of, ones};
+use super::super::bit_array::{BitArray, bits_of, ones};
 
 /// Levels of a queue.
 pub(super) const LEVELS: usize = 64;
@@ -15,7 +15,7 @@ const MARK_BITS: u32 = 2;
 /// level, its older and its newer neighbour, plus 1.
 #[derive(Debug)]
 pub(super) struct Entries {
-    packed: Packed,
+    packed: BitArray,
     link_bits: u32,
 }
 
@@ -23,7 +23,7 @@ impl Entries {
     pub(super) fn new(count: usize) -> Entries {
         let link_bits = bits_of(count as u64);
         assert!(link_bits <= 28, "entries have numbers of 28 bits");
-        let packed = Packed::new(count, MARK_BITS + LEVEL_BITS + 2 * link_bits);
+        let packed = BitArray::new(count, MARK_BITS + LEVEL_BITS + 2 * link_bits);
         Entries { packed, link_bits }
     }
 
@@ -182,7 +182,7 @@ impl Queue {
         self.push(entries, entry);
     }
 
-    /// Gives each level its share of the entries again. The order of entries stays.
+    /// Gives each level its share of the entries again. The order of entries does not change.
     pub(super) fn redistribute(&mut self, entries: &mut Entries) {
         for level in 0..LEVELS - 1 {
             let share = self.share(level);

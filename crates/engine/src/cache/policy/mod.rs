@@ -1,16 +1,16 @@
-//! Which blocks of the origin the cache has. Pure decisions: the engine asks, acts, and says what
-//! it has done. A policy knows no data, no disks and no clock of its own.
+//! Policies: which blocks of the origin are cached. Pure decisions: the engine asks, acts, and
+//! reports its actions. A policy cannot access data or disks, or read a clock.
 //!
 //! A block enters a *slot* of the fast device, and leaves it. In between it is *partial* (the slot
 //! has some of its sectors, and only memory knows which) or *whole* (it can be named on the
 //! medium). A policy may let a block enter with the bytes of one request, and ask for the rest when
-//! the block has proved itself: what is moved for blocks that are used once costs more than it
-//! gives, and with blocks of 1 MiB it costs two hundred times more.
+//! the block has proved itself: promoting whole blocks that are used once costs more than it gains,
+//! and with blocks of 1 MiB it costs two hundred times more.
 //!
-//! | policy | what it does |
+//! | policy | method |
 //! |---|---|
-//! | [`Smq`] | the kernel's: blocks climb levels, and come as a whole; hints are on the medium |
-//! | [`Probation`] | ours: blocks enter in part, and stay if they are used again |
+//! | [`Smq`] | the kernel's: blocks climb levels, and are promoted whole; hints are on the medium |
+//! | [`Probation`] | ours: blocks are admitted in part, and kept if they are used again |
 
 mod ghosts;
 mod levels;
@@ -61,10 +61,10 @@ impl Miss {
     }
 }
 
-/// How much of a block is brought into its slot, besides what a request brings.
+/// How much of a block is read into its slot, in addition to the data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Nothing.
+    /// No more.
     Asked,
     /// This many bytes after the request, or as many of them as the block has.
     Ahead(u32),
@@ -72,7 +72,7 @@ pub enum Fill {
     Whole,
 }
 
-/// What becomes of a block that has no slot.
+/// The decision on a block without a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The request passes the cache by.
@@ -81,45 +81,45 @@ pub enum Admission {
     Enter(Fill),
 }
 
-/// What is to be done so that slots become free.
+/// The next action to free slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The block in this slot leaves. What is dirty of it goes to the origin first.
+    /// The block in this slot is to be dropped. Its dirty data is written back first.
     Leave(u32),
-    /// The block in this slot stays, and is brought in whole. No slot becomes free.
+    /// The block in this slot is kept, and read in whole. No slot becomes free.
     Complete(u32),
-    /// What is dirty in this slot goes to the origin. No slot becomes free.
+    /// The dirty data of this slot is to be written back. No slot becomes free.
     Clean(u32),
 }
 
-/// A policy. All calls come under one lock, but for hits: those are counted in [`Uses`], which the
-/// policy looks at.
+/// A policy. All calls come under one lock, except for hits: those are counted in [`Uses`], which
+/// the policy reads.
 pub trait Policy: Debug + Send {
     /// Its name in tables, and on the medium beside its hints.
     fn name(&self) -> &'static str;
 
-    /// Whether blocks may stay in their slots in part. Else all of one is brought, and the policy
-    /// hears of it when it is there.
+    /// Whether blocks may be partially cached. Otherwise the engine reads all of a block, and
+    /// reports it to the policy when it is complete.
     fn takes_parts(&self) -> bool;
 
     /// Its version on the medium. Hints of another major version (the first number) are dropped.
     fn version(&self) -> [u32; 3];
 
-    /// When a cache is opened: a slot has a whole block, with the hint that was on the medium, if
-    /// that is to be believed.
+    /// When a cache is opened: a slot has a whole block, with its hint from the medium, if that can
+    /// be trusted.
     fn load(&mut self, slot: u32, hint: Option<u32>, is_dirty: bool);
 
-    /// What the medium is to remember of the block in a slot.
+    /// The hint for the block in a slot, to be stored on the medium.
     fn hint(&self, slot: u32) -> u32;
 
-    /// A request found its block in a slot, and [`Uses::touch`] said that it was the first.
+    /// A request found its block in a slot, and [`Uses::touch`] returned that it was the first.
     fn hit(&mut self, slot: u32);
 
     /// A request found no slot with its block.
     fn miss(&mut self, miss: &Miss) -> Admission;
 
-    /// A request found its block in a slot that has `filled` bytes of it, and not all of those that
-    /// it wants.
+    /// A request found its block in a slot that has `filled` bytes of it, and not all of the
+    /// requested ones.
     fn gap(&mut self, slot: u32, miss: &Miss, filled: u32) -> Fill;
 
     /// A block that was admitted is in a slot now.
@@ -128,15 +128,15 @@ pub trait Policy: Debug + Send {
     /// A slot got its first dirty byte, or has none any more.
     fn set_dirty(&mut self, slot: u32, is_dirty: bool);
 
-    /// The block in a slot is gone: it left, was discarded, or never came.
+    /// The block in a slot is gone: it was dropped or discarded, or its promotion failed.
     fn leave(&mut self, slot: u32, block: u64);
 
-    /// A block that was to leave cannot, because a request uses it or its data did not reach the
-    /// origin.
+    /// A block that was to be dropped cannot be, because a request uses it or its data did not
+    /// reach the origin.
     fn stay(&mut self, slot: u32);
 
-    /// What is to be done so that a slot becomes free. What was said once is not said again while
-    /// it is being done. `None`: there is nothing.
+    /// The next action to free a slot. An action is not returned again while it is in progress.
+    /// `None`: there is none.
     fn next(&mut self) -> Option<Next>;
 
     /// Some time has passed: it is `now`, in nanoseconds.

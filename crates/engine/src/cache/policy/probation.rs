@@ -1,15 +1,18 @@
-//! Our own policy. Blocks enter on *probation*, a part of the cache where they stand in the order
-//! in which they came. There a block has only what requests brought, or wanted in order; when its
-//! time is over, it leaves, or it was used often enough to be brought in whole and *kept*. Kept
-//! blocks stay while they are used: a hand goes round over them, and takes a use off each.
+//! Our own policy. Blocks are admitted on *probation*, a part of the cache in the order of
+//! admission. There a block has only the sectors of requests, and sectors after them if clients
+//! read in order. At the end of its probation the block is dropped, or, if it was used often
+//! enough, read in whole and *kept*. Kept blocks stay cached while they are used: a CLOCK hand
+//! passes over them, and takes a use off each.
 //!
-//! 1. What is moved for a block that is used once is what its request moved.
-//! 2. A block that comes back soon after it left counts as used once more than when it left.
-//! 3. A block that will stay is brought in whole as soon as that is known; so is one that is there
-//!    already when it is written to: only a whole block takes writes without the origin.
-//! 4. A dirty block that the hand takes leaves when it is clean, unless it was used meanwhile. The
-//!    hand goes on from where it was: a second round would take uses off all others.
-//! 5. Only kept blocks are on the medium; the hint of one is its uses.
+//! 1. For a block that is used once, only the data of its request is moved.
+//! 2. A block that is admitted again soon after it was dropped counts as used once more than when
+//!    it was dropped.
+//! 3. A block that will be kept is read in whole as soon as that is known. So is a block that is
+//!    already cached when it is written to: only a whole block takes writes without the origin.
+//! 4. A dirty block that the hand selects is dropped when it is clean, unless it was used
+//!    meanwhile. The hand continues from its position: a second pass would take uses off all other
+//!    blocks.
+//! 5. Only kept blocks are on the medium; the hint of a block is its uses.
 
 use std::collections::VecDeque;
 
@@ -19,14 +22,14 @@ use super::uses::{USES_MAX, Uses};
 use super::{Admission, Fill, Miss, Next, Policy, Shape};
 use crate::sync::Arc;
 
-/// A block that was used this often when its probation ends stays.
+/// A block that was used this often when its probation ends is kept.
 const USES_TO_STAY: u8 = 3;
 /// One in this many slots is for probation...
 const PROBATION_SHARE: u32 = 10;
 /// ...and no more: only memory knows what blocks have in part.
 const PROBATION_MAX: u32 = 1 << 15;
 
-/// Room of queues that is not used: one in this many slots, and this many.
+/// Unused space of queues: one in this many slots, and this many.
 const SPARE_PART: usize = 8;
 const SPARE: usize = 16;
 
@@ -38,14 +41,14 @@ enum Standing {
     Kept,
 }
 
-/// What a slot is, in one byte: its standing in the lower bits, and flags.
+/// The state of a slot, in one byte: its class in the lower bits, and flags.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot(u8);
 
 impl Slot {
     const STANDING: u8 = 0b11;
     const DIRTY: u8 = 1 << 2;
-    /// It stands in the order of those on probation, perhaps for a block that has left.
+    /// It is in the probation queue, perhaps for a block that has been dropped.
     const IN_ORDER: u8 = 1 << 3;
     /// The hand took it, and it is being written back.
     const TAKEN: u8 = 1 << 4;
@@ -66,7 +69,7 @@ impl Slot {
         self.0 & flag != 0
     }
 
-    /// Sets or clears a flag. What it was.
+    /// Sets or clears a flag. Returns its earlier value.
     fn put(&mut self, flag: u8, is_set: bool) -> bool {
         let before = self.is(flag);
         self.0 = self.0 & !flag | if is_set { flag } else { 0 };
@@ -74,7 +77,7 @@ impl Slot {
     }
 }
 
-/// Adds a slot to a queue, which has little more room than it needs.
+/// Adds a slot to a queue, which has little more space than it needs.
 fn push(queue: &mut VecDeque<u32>, slot: u32) {
     if queue.len() == queue.capacity() {
         queue.reserve_exact(queue.len() / SPARE_PART + SPARE);
@@ -96,8 +99,8 @@ pub struct Probation {
     slots: Box<[Slot]>,
     uses: Arc<Uses>,
     block_bytes: u32,
-    /// Slots on probation, in the order in which they came. One that was left before its time
-    /// stands there until it would have been its turn.
+    /// Slots on probation, in the order of admission. A slot whose block was dropped early remains
+    /// in the queue until its turn.
     probation: VecDeque<u32>,
     on_probation: u32,
     kept: u32,
@@ -135,7 +138,7 @@ impl Probation {
         (self.slots.len() as u32 / PROBATION_SHARE).clamp(1, PROBATION_MAX)
     }
 
-    /// How far ahead of a request it is worth to fill: twice what its stream has had; else as much
+    /// How far ahead of a request a fill pays: twice the length of its stream so far; else as much
     /// as the block has already.
     fn ahead(&mut self, miss: &Miss, filled: u32) -> Fill {
         let start = miss.block.saturating_mul(u64::from(self.block_bytes)) + u64::from(miss.offset);

@@ -1,16 +1,16 @@
-//! The kernel's policy, stochastic multi-queue: blocks climb a level with a use, and the block that
-//! was used longest ago on the level above comes down in their place. So no uses are counted, and a
-//! block's level says how it compares with others. A second queue of the same kind, the *hotspot*
-//! queue, has larger pieces of the origin, cached or not: a miss in a piece that climbed high
-//! enough lets its block enter.
+//! The kernel's policy, stochastic multi-queue: a used block climbs a level, and the least recently
+//! used block of the level above descends in its place. So uses are not counted; a block's level
+//! compares it with other blocks. A second queue of the same kind, the *hotspot* queue, has larger
+//! pieces of the origin, cached or not: a miss in a piece that climbed high enough admits its
+//! block.
 //!
-//! Levels are on the medium as hints, so the kernel goes on where this policy stopped.
+//! Levels are on the medium as hints, so the kernel continues with the state of this policy.
 //!
-//! The kernel's rules keep a cache frozen for up to a minute: blocks enter at the highest level,
-//! blocks leave from the lower half only, and levels are shared out again once a minute. They climb
-//! one level in a period, so what was hot once keeps its place for 30 periods. By [`Rules::MENDED`]
-//! time is counted in accesses, blocks enter where they can leave, and a use takes a block half of
-//! the way to the top.
+//! The kernel's rules keep a cache frozen for up to a minute: blocks are admitted at the highest
+//! level, are dropped from the lower half only, and levels are redistributed once a minute. Blocks
+//! climb one level in a period, so a block that was hot once keeps its slot for 30 periods. With
+//! [`Rules::MENDED`] time is counted in accesses, blocks are admitted at a level from which they
+//! can be dropped, and a use lifts a block half of the way to the top.
 
 use super::super::index::Index;
 use super::super::metadata::bits::Bits;
@@ -24,15 +24,15 @@ use crate::units::SECOND;
 const HOTSPOTS_MIN: usize = 1024;
 /// The most blocks of a piece.
 const HOTSPOT_BLOCKS_MAX: u64 = 16;
-/// Levels at the top of the hotspot queue that share as many entries as the cache has room for.
+/// Levels at the top of the hotspot queue that share as many entries as the cache has space for.
 const HOTSPOT_TOP: usize = 8;
 /// From this level on, a use counts as a hit of the policy.
 const HIT_LEVEL: u8 = 48;
 /// Blocks leave from the levels below this one.
 const LEAVE_BELOW: usize = 32;
-/// After this many accesses the hotspot queue is shared out again, where accesses are time.
+/// After this many accesses the hotspot queue is redistributed, if accesses are the clock.
 const HOTSPOT_PERIOD: u64 = 512;
-/// After this many accesses misses of a piece count again, where accesses are time.
+/// After this many accesses misses of a piece count again, if accesses are the clock.
 const TICK: u64 = 8;
 /// No level is this high.
 const NEVER: u8 = LEVELS as u8;
@@ -194,7 +194,7 @@ impl Hotspots {
 /// Where a slot is: the mark of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// It has no block, or its block is leaving.
+    /// Without a block, or its block is being dropped.
     Out,
     Clean,
     Dirty,
@@ -372,7 +372,7 @@ impl Policy for Smq {
     }
 
     fn gap(&mut self, _: u32, miss: &Miss, _: u32) -> Fill {
-        // Until all of a block is there, the kernel counts misses of it.
+        // Until all of a block is cached, the kernel counts misses of it.
         self.access();
         self.hotspots.miss(miss.block);
         Fill::Whole

@@ -1,10 +1,10 @@
-//! Requests that go on where another ended: somebody reads or writes in order, and will want what
-//! comes next.
+//! Streams: requests that continue where another request ended. A client reads or writes in order,
+//! and will want the following data.
 
 /// How many streams are followed at a time.
 const STREAMS: usize = 64;
-/// A request that begins this many bytes before the end goes on with the stream, too: a
-/// client that reads whole pages reads the last one again.
+/// A request that begins this many bytes before the end also continues the stream: a client that
+/// reads whole pages reads the last one again.
 const OVERLAP_MAX: u64 = 4096;
 
 /// A stream: where its last request ended, and how long it is, in bytes.
@@ -14,8 +14,8 @@ struct Stream {
     len: u64,
 }
 
-/// The latest streams; a request alone is one, too. The one that was longest without a request
-/// makes room for a new one.
+/// The latest streams; a single request is also one. A new stream replaces the one without a
+/// request for the longest time.
 #[derive(Debug)]
 pub(super) struct Streams {
     /// The latest last.
@@ -27,8 +27,8 @@ impl Streams {
         Streams { streams: Vec::with_capacity(STREAMS) }
     }
 
-    /// A request for `len` bytes at byte `start` of the origin. Returns how many bytes the stream
-    /// had before, if the request goes on with one.
+    /// A request for `len` bytes at byte `start` of the origin. Returns the earlier length of the
+    /// stream, if the request continues one.
     pub(super) fn follow(&mut self, start: u64, len: u64) -> Option<u64> {
         let goes_on = |stream: &Stream| stream.end.wrapping_sub(start) <= OVERLAP_MAX;
         let found = self.streams.iter().rposition(goes_on);
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(streams.follow(1 << 30, 512), None);
         for nth in 1..100 {
             assert_eq!(streams.follow(nth * 4096, 4096), Some(nth * 4096));
-            assert_eq!(streams.follow((1 << 40) + nth * 8192, 4096), None, "it leaves gaps");
+            assert_eq!(streams.follow((1 << 40) + nth * 8192, 4096), None, "the reads have gaps");
         }
         assert_eq!(streams.follow((1 << 30) + 512, 1), None, "that was long ago");
         assert_eq!(streams.follow(99 * 4096 + 100, 4096), Some(100 * 4096), "a part again");

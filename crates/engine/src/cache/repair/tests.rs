@@ -1,4 +1,4 @@
-//! Repairs: what is damaged costs what cannot be kept, and never makes a dirty block clean.
+//! Tests of repairs: damage loses only unreadable data, and never makes a dirty block clean.
 
 use super::super::metadata::block::{Block, BlockKind, put_u64};
 use super::super::metadata::superblock::CLEAN_SHUTDOWN;
@@ -69,7 +69,7 @@ fn a_ruined_block_costs_its_own_mappings() {
         let block = load(&disk).unwrap().places.mappings.blocks[3];
         ruin(&ram, block);
         let kept = repair(&disk).unwrap();
-        let lost = "slots 1527 to 2035: nobody knows what they held, and what of it was dirty";
+        let lost = "slots 1527 to 2035: their blocks are unknown, and may have been dirty";
         assert_eq!(kept.lost, [lost]);
         let expected = some_contents();
         for slot in 0..SLOTS {
@@ -107,14 +107,37 @@ fn a_superblock_with_a_wrong_checksum_is_used_and_not_believed() {
     let kept = repair(&disk).unwrap();
     assert_eq!(kept.contents.mappings, some_contents().mappings);
     assert_eq!(kept.contents.dirty.ones(), some_contents().mapped());
-    assert!(kept.found[0].contains("no superblock: its checksum is"), "{:?}", kept.found);
-    // Nothing leads anywhere.
+    assert!(kept.found[0].contains("not a valid superblock: its checksum is"), "{:?}", kept.found);
+    // No root leads to any data.
     ram.poke(0, &[0; 512]);
     let error = repair(&disk).unwrap_err().to_string();
     assert!(error.contains("block 0: it is blank"), "{error}");
     ram.poke(0, &[7; 512]);
     let error = repair(&disk).unwrap_err().to_string();
-    assert!(error.starts_with("nothing leads to the mappings: metadata block 0: "), "{error}");
+    assert!(error.starts_with("the mappings cannot be found: metadata block 0: "), "{error}");
+}
+
+#[test]
+fn unknown_flags_are_kept_and_unknown_features_are_refused() {
+    let with = |at: usize, byte: u8| {
+        let (ram, disk) = media(2, true);
+        change(&ram, BlockKind::Superblock, 0, |block| block[at] |= byte);
+        repair(&disk)
+    };
+    let other = || -> Arc<dyn Disk> { Arc::new(RamDisk::new(4 << 20, 512)) };
+    // The flags, and the features that may be unknown.
+    for (at, byte) in [(4, 0x80), (7, 0x40), (244, 1)] {
+        let (kept, other) = (with(at, byte).unwrap(), other());
+        write_whole(&other, kept.superblock, &kept.contents).unwrap();
+        let superblock = load(&other).unwrap().superblock;
+        assert_eq!(superblock.build()[at] & byte, byte, "{at}");
+        assert!(superblock.beyond_xml().is_some());
+    }
+    // Flags that a writer must know, and flags that a reader must know.
+    let (kept, other) = (with(248, 1).unwrap(), other());
+    let error = write_whole(&other, kept.superblock, &kept.contents).unwrap_err().to_string();
+    assert!(error.contains("only allow reading"), "{error}");
+    assert!(with(252, 1).unwrap_err().to_string().contains("unknown features"));
 }
 
 #[test]
@@ -156,8 +179,8 @@ fn of_two_slots_with_the_same_block_the_dirty_one_stays() {
     assert_eq!(twice(3, 1), (Some(8), None, vec![], 1));
     assert_eq!(twice(1, 3), (None, Some(6), vec![], 1));
     assert_eq!(twice(1, 2), (None, None, vec![], 1));
-    let lost = "slots 6: they held block 8 of the origin, dirty, as slot 3 does; which of them is \
-                the newest, nobody knows";
+    let lost = "slots 6: they held block 8 of the origin, dirty, as slot 3 does; it is unknown \
+                which of them is the newest";
     assert_eq!(twice(3, 6), (Some(8), None, vec![lost.to_owned()], 0));
 }
 

@@ -1,28 +1,29 @@
-//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache of
-//! one to three slots, judged by what clients may see and by what the origin has in the end.
+//! Test cases for the tests of schedules (`crate::schedules` runs them): a few threads on a cache
+//! of one to three slots, judged by the data that clients may see and by the final data on the
+//! origin.
 //!
-//! `world` is the cache that stories need, `stories` has the stories.
+//! `fixture` is the cache that the test cases need, `cases` has the test cases.
 
-mod stories;
-mod world;
+mod cases;
+mod fixture;
 
 use super::Cache;
-use crate::schedules::Story;
+use crate::schedules::Case;
 
 /// All of them.
-pub(crate) const STORIES: &[Story] = &[
-    Story { name: "swap", play: stories::swap, times: 1 },
-    Story { name: "evict", play: stories::evict, times: 2 },
-    Story { name: "part", play: stories::part, times: 2 },
-    Story { name: "bypass", play: stories::bypass, times: 2 },
-    Story { name: "copied", play: stories::copied, times: 2 },
-    Story { name: "erase", play: stories::erase, times: 1 },
-    Story { name: "durable", play: stories::durable, times: 2 },
-    Story { name: "still", play: stories::still, times: 2 },
+pub(crate) const CASES: &[Case] = &[
+    Case { name: "swap", play: cases::swap, times: 1 },
+    Case { name: "evict", play: cases::evict, times: 2 },
+    Case { name: "part", play: cases::part, times: 2 },
+    Case { name: "bypass", play: cases::bypass, times: 2 },
+    Case { name: "copied", play: cases::copied, times: 2 },
+    Case { name: "erase", play: cases::erase, times: 1 },
+    Case { name: "durable", play: cases::durable, times: 2 },
+    Case { name: "still", play: cases::still, times: 2 },
 ];
 
 impl Cache {
-    /// The policy wants to have a block. Whether that is there, or has a slot.
+    /// The policy wants to promote a block. Returns whether the block is cached, or has a slot.
     fn wish(&self, block: u64) -> bool {
         let mut blocks = self.blocks();
         let (is_quiet, is_there) = (blocks.is_free(block), blocks.slots.find(block).is_some());
@@ -37,13 +38,13 @@ impl Cache {
         has_slot
     }
 
-    /// What is wrong with the accounts, if anything. Nobody is at work.
+    /// The errors in the accounts, if there are any. No thread is at work.
     fn audit(&self, count: u64) -> Result<(), String> {
         let blocks = self.blocks();
-        if let Some(block) = (0..count).find(|block| !blocks.traffic.is_quiet(*block)) {
-            let mover = blocks.traffic.mover(block);
-            // Who leaves is let go by a commit, for which nobody waits.
-            if mover != Some(super::traffic::Mover::Leaving) {
+        if let Some(block) = (0..count).find(|block| !blocks.in_flight.is_quiet(*block)) {
+            let mover = blocks.in_flight.mover(block);
+            // A commit frees the slot of a dropped block, and no request waits for it.
+            if mover != Some(super::in_flight::Mover::Leaving) {
                 return Err(format!("block {block} is moved by {mover:?}"));
             }
         }

@@ -1,13 +1,14 @@
-//! A cache's metadata as text, as `cache_dump` and `cache_restore` of thin-provisioning-tools have
-//! it: which slot holds which block, whether it is dirty, and what the policy noted.
+//! A cache's metadata as text, in the format of `cache_dump` and `cache_restore` of
+//! thin-provisioning-tools: the block of each slot, whether it is dirty, and the policy's hint.
 //!
-//! Discards and statistics are not in it. Text is as hostile as media: what is wrong is an error
-//! with its line and column.
+//! Discards and statistics are not in it. Text is as untrusted as media: a mistake is an error with
+//! its line and column.
 
 mod scan;
 #[cfg(test)]
 mod tests;
 
+use super::binding::DIGITS;
 use super::metadata::contents::mapping;
 use super::metadata::format::write_whole;
 use super::metadata::superblock::CLEAN_SHUTDOWN;
@@ -17,6 +18,8 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 use scan::{Attribute, Scan, Token};
 
+/// Bytes of a superblock's uuid.
+const UUID_BYTES: usize = 16;
 /// Bytes of a hint.
 const HINT_BYTES: u32 = 4;
 /// Blocks of the origin have numbers below this.
@@ -27,24 +30,27 @@ const POLICIES: [&str; 4] = ["smq", "mq", "cleaner", "default"];
 /// Metadata as text has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
+    /// The superblock's uuid, with zeroes after its text.
+    pub uuid: [u8; UUID_BYTES],
     /// Sectors of a block.
     pub data_sectors: u32,
     /// The policy's name.
     pub policy: String,
-    /// What the blocks are.
+    /// The state of the blocks.
     pub contents: Contents,
 }
 
-/// Prints what a kernel that opens the cache makes of `contents`. `out` is handed a few lines at a
-/// time.
+/// Prints the state that a kernel that opens the cache would see in `contents`. `out` gets a few
+/// lines at a time.
 pub fn print(
     superblock: &Superblock,
     contents: &Contents,
     mut out: impl FnMut(&str) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     out(&format!(
-        "<superblock uuid=\"\" block_size=\"{}\" nr_cache_blocks=\"{}\" policy=\"{}\" \
+        "<superblock uuid=\"{}\" block_size=\"{}\" nr_cache_blocks=\"{}\" policy=\"{}\" \
          hint_width=\"{HINT_BYTES}\">\n  <mappings>\n",
+        uuid_text(&superblock.fields.uuid),
         superblock.fields.data_sectors.get(),
         contents.slots(),
         escaped(&superblock.policy())
@@ -65,6 +71,15 @@ pub fn print(
     out("  </hints>\n</superblock>\n")
 }
 
+/// A uuid as an attribute: up to its first zero, if it is text of visible letters. Other bytes
+/// cannot be part of XML.
+fn uuid_text(uuid: &[u8; UUID_BYTES]) -> String {
+    let end = uuid.iter().position(|byte| *byte == 0).unwrap_or(UUID_BYTES);
+    let (text, rest) = uuid.split_at(end);
+    let is_text = text.iter().all(u8::is_ascii_graphic) && rest.iter().all(|byte| *byte == 0);
+    if is_text { escaped(&String::from_utf8_lossy(text)) } else { String::new() }
+}
+
 fn escaped(text: &str) -> String {
     let visible = text.chars().filter(|letter| !letter.is_control());
     let words = visible.map(|letter| match letter {
@@ -76,8 +91,6 @@ fn escaped(text: &str) -> String {
     });
     words.collect()
 }
-
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Four bytes in base64: six digits, of which the last one has two bits, and two signs.
 fn base64(bytes: [u8; 4]) -> String {
@@ -121,7 +134,7 @@ struct Element<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The next element within the one called `outer`, or none at its end.
+    /// The next element within the element `outer`, or `None` at its end.
     fn within(&mut self, outer: &str) -> Result<Option<Element<'a>>> {
         match self.scan.next_token()? {
             Some(Token::Open { name, attributes, is_closed, at }) => {
@@ -147,6 +160,7 @@ impl<'a> Parser<'a> {
         let element = Element { name: "superblock", attributes, is_closed, at };
         let known = ["uuid", "block_size", "nr_cache_blocks", "policy", "hint_width"];
         self.check_names(&element, &known)?;
+        let uuid = self.uuid(&element)?;
         let data_sectors = self.number(&element, "block_size", u32::MAX.into())? as u32;
         let slots = self.number(&element, "nr_cache_blocks", u32::MAX.into())?;
         if slots > self.slots_max {
@@ -156,7 +170,7 @@ impl<'a> Parser<'a> {
         }
         let width = self.number(&element, "hint_width", u64::MAX)?;
         if ![0, u64::from(HINT_BYTES)].contains(&width) {
-            let what = format!("hints of {width} bytes; {HINT_BYTES} are known");
+            let what = format!("hints of {width} bytes; only {HINT_BYTES} are supported");
             return Err(self.scan.error(self.place(&element, "hint_width"), what));
         }
         let policy = self.value(&element, "policy")?;
@@ -168,10 +182,27 @@ impl<'a> Parser<'a> {
         if !element.is_closed {
             self.parts(&mut contents)?;
         }
-        Ok(Description { data_sectors, policy, contents })
+        Ok(Description { uuid, data_sectors, policy, contents })
     }
 
-    /// What is within a superblock.
+    /// The uuid of a superblock, if it has one.
+    fn uuid(&self, element: &Element<'a>) -> Result<[u8; UUID_BYTES]> {
+        let mut uuid = [0; UUID_BYTES];
+        let Some(attribute) = self.find(element, "uuid") else { return Ok(uuid) };
+        let text = attribute.value.as_bytes();
+        if text.len() > UUID_BYTES {
+            let what = format!(
+                "the uuid has {} bytes, and a superblock has room for {UUID_BYTES}: shorten it, or \
+                 leave it empty",
+                text.len()
+            );
+            return Err(self.scan.error(attribute.at, what));
+        }
+        uuid[..text.len()].copy_from_slice(text);
+        Ok(uuid)
+    }
+
+    /// The content of a superblock element.
     fn parts(&mut self, contents: &mut Contents) -> Result<()> {
         while let Some(part) = self.within("superblock")? {
             self.check_names(&part, &[])?;
@@ -237,7 +268,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// The next element called `name` within `outer`, which has nothing within it.
+    /// The next element `name` within `outer`, which must be empty.
     fn leaf(&mut self, outer: &str, name: &str) -> Result<Option<Element<'a>>> {
         let Some(element) = self.within(outer)? else { return Ok(None) };
         if element.name != name {
@@ -263,7 +294,7 @@ impl<'a> Parser<'a> {
         match element.attributes.iter().find(|attribute| !known.contains(&attribute.name)) {
             None => Ok(()),
             Some(other) => {
-                let what = format!("{} has no attribute {}", element.name, other.name);
+                let what = format!("unknown attribute {1} of {0}", element.name, other.name);
                 Err(self.scan.error(other.at, what))
             }
         }
@@ -302,6 +333,7 @@ impl Description {
     pub fn write(&self, disk: &Arc<dyn Disk>, version: u32, is_clean: bool) -> Result<()> {
         let mut superblock = Superblock::fresh(version, self.data_sectors);
         superblock.set_policy(&self.policy)?;
+        superblock.fields.uuid = self.uuid;
         superblock.put_flag(CLEAN_SHUTDOWN, is_clean);
         superblock.fields.hint_bytes.set(HINT_BYTES);
         if POLICIES.contains(&self.policy.as_str()) {
@@ -327,10 +359,16 @@ pub fn slots_max(device_blocks: u64) -> u64 {
     device_blocks.saturating_mul(509)
 }
 
-/// An error if a text is not even text.
+/// The text of a file, without the byte order mark that some editors put in front of it. An error
+/// if the file is not UTF-8.
 pub fn text_of(bytes: &[u8]) -> Result<&str> {
-    std::str::from_utf8(bytes).map_err(|error| {
+    let invalid = |what: String| Error::new(Kind::Invalid, what);
+    if [&b"\xFE\xFF"[..], b"\xFF\xFE"].iter().any(|mark| bytes.starts_with(mark)) {
+        return Err(invalid("it is UTF-16 (by its byte order mark): convert it to UTF-8".into()));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
         let at = error.valid_up_to();
-        Error::new(Kind::Invalid, format!("byte {at}: it is not UTF-8"))
-    })
+        invalid(format!("byte {at}: it is not UTF-8"))
+    })?;
+    Ok(text.strip_prefix('\u{FEFF}').unwrap_or(text))
 }

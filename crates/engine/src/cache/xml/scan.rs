@@ -1,4 +1,4 @@
-//! The little of XML that descriptions of metadata are made of: elements with attributes, comments,
+//! A small subset of XML, enough for descriptions of metadata: elements with attributes, comments,
 //! a declaration in front. No text between elements, no documents within documents.
 
 use std::borrow::Cow;
@@ -23,9 +23,9 @@ pub enum Token<'a> {
     Open {
         /// The name.
         name: &'a str,
-        /// What it says.
+        /// Its attributes.
         attributes: Vec<Attribute<'a>>,
-        /// Whether it has nothing inside.
+        /// Whether it is empty.
         is_closed: bool,
         /// Where in the text it begins.
         at: usize,
@@ -174,7 +174,7 @@ impl<'a> Scan<'a> {
         };
         let rest = self.rest();
         let end = rest.find([quote, '<']).filter(|end| rest[*end..].starts_with(quote));
-        let end = end.ok_or_else(|| self.error(at, format!("{name} has no end")))?;
+        let end = end.ok_or_else(|| self.error(at, format!("{name} does not end")))?;
         let value = self.unescaped(&rest[..end])?;
         self.at += end + 1;
         Ok(Attribute { name, value, at })
@@ -194,7 +194,7 @@ impl<'a> Scan<'a> {
             let known = LETTERS.iter().find(|(word, _)| rest.starts_with(word));
             let Some((word, letter)) = known else {
                 let place = self.at + value.len() - rest.len();
-                return Err(self.error(place, "an & that stands for nothing known"));
+                return Err(self.error(place, "an & that begins no known entity"));
             };
             clean.push(*letter);
             rest = &rest[word.len()..];

@@ -1,4 +1,4 @@
-//! Text of metadata: what the tools print is understood, and what is wrong is pointed at.
+//! Tests of metadata as text: the tools' output is parsed, and mistakes are located.
 
 use super::*;
 use crate::cache::metadata::{load, survey};
@@ -76,6 +76,20 @@ fn other_ways_to_write_the_same_are_understood() {
 }
 
 #[test]
+fn a_byte_order_mark_is_passed_over_and_a_uuid_is_kept() {
+    let marked = format!("\u{FEFF}{TEXT}").replace("uuid=\"\"", "uuid=\"udm2&amp;234567890AB\"");
+    let description = parse(text_of(marked.as_bytes()).unwrap(), 10_000).unwrap();
+    assert_eq!(&description.uuid, b"udm2&234567890AB");
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::new(4 << 20, 512));
+    description.write(&disk, 2, true).unwrap();
+    let mut loaded = load(&disk).unwrap();
+    let text = printed(&loaded.superblock, &loaded.contents);
+    assert_eq!(text, marked.trim_start_matches('\u{FEFF}'));
+    loaded.superblock.fields.uuid = *b"udm\x01567890123456";
+    assert_eq!(printed(&loaded.superblock, &loaded.contents), TEXT, "binary is left out");
+}
+
+#[test]
 fn what_is_wrong_in_a_text_has_a_line_and_a_column() {
     let cases = [
         ("", "<mappings>", "line 1, column 1: expected <superblock ...>"),
@@ -84,10 +98,11 @@ fn what_is_wrong_in_a_text_has_a_line_and_a_column() {
         ("\"1200\"", "\"4294967296\"", "nr_cache_blocks \"4294967296\": expected a number"),
         ("\"1200\"", "\"10001\"", "10001 blocks; the metadata device has room for 10000"),
         ("\"1200\"", "\"1199\"", "line 6, column 14: cache block 1199, but there are 1199"),
-        ("hint_width=\"4\"", "hint_width=\"8\"", "hints of 8 bytes; 4 are known"),
+        ("hint_width=\"4\"", "hint_width=\"8\"", "hints of 8 bytes; only 4 are supported"),
         ("\"smq\"", "\"a name too long!\"", "a policy's name has 15 bytes at most"),
-        ("uuid", "guid", "line 1, column 13: superblock has no attribute guid"),
+        ("uuid", "guid", "line 1, column 13: unknown attribute guid of superblock"),
         ("uuid=\"\"", "uuid=\"\" uuid=\"\"", "line 1, column 21: uuid is there twice"),
+        ("uuid=\"\"", "uuid=\"a name that is long\"", "line 1, column 13: the uuid has 19 bytes"),
         ("\"7\" dirty", "\"5\" dirty", "cache blocks 0 and 600 both hold origin block 5"),
         ("cache_block=\"600\" o", "cache_block=\"1\" o", "cache block 1 is mapped twice"),
         ("\"1000000\"", "\"281474976710656\"", "expected a number of 0 to 281474976710655"),
@@ -103,8 +118,8 @@ fn what_is_wrong_in_a_text_has_a_line_and_a_column() {
         ("<hints>", "text <hints>", "line 8, column 3: expected an element"),
         ("<hints>", "<hint>", "hint within superblock; expected mappings or hints"),
         ("<hints>", "<!-- <hints>", "line 8, column 3: a comment without an end"),
-        ("uuid=\"\"", "uuid=\"&x;\"", "line 1, column 19: an & that stands for nothing known"),
-        ("uuid=\"\"", "uuid=\"<", "line 1, column 13: uuid has no end"),
+        ("uuid=\"\"", "uuid=\"&x;\"", "line 1, column 19: an & that begins no known entity"),
+        ("uuid=\"\"", "uuid=\"<", "line 1, column 13: uuid does not end"),
         ("uuid=\"\"", "uuid", "line 1, column 18: expected ="),
         ("\"\" block", "\"\"block", "line 1, column 20: expected a blank, > or />"),
     ];
@@ -117,6 +132,8 @@ fn what_is_wrong_in_a_text_has_a_line_and_a_column() {
     for end in 0..TEXT.len() - 1 {
         parse(&TEXT[..end], 10_000).unwrap_err();
     }
+    let error = text_of(b"\xFF\xFE<\0").unwrap_err().to_string();
+    assert!(error.starts_with("it is UTF-16"), "{error}");
     assert_eq!(text_of(b"ab\xFF").unwrap_err().to_string(), "byte 2: it is not UTF-8");
 }
 

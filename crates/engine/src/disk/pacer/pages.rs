@@ -1,6 +1,6 @@
-//! Dirty pages of one file, and which of them the pass has not come to. They are bits in words of
-//! 64 pages: a write looks up one word, wherever it writes, and so does a batch for each word that
-//! it takes pages of. Each page is owned by the writer that made it dirty first.
+//! The dirty pages of one file, and which of them the current pass has not reached yet. They are
+//! bits in words of 64 pages. A write looks up one word, at any position, and so does a batch for
+//! each word from which it takes pages. Each page is owned by the writer that made it dirty first.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub struct Run {
     pub end: u64,
 }
 
-/// What was taken out, to be written out.
+/// Pages that were taken out of the pass, to be written out.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     /// In order.
@@ -31,9 +31,10 @@ pub(super) struct Taken {
 /// Neighbouring pages, some of them dirty.
 #[derive(Debug)]
 struct Word {
-    /// Dirty pages of the pass, and those of the next one; `Pages::turn` says which is which.
+    /// Dirty pages of the current pass and of the next one; `Pages::turn` is the index of the
+    /// current pass.
     dirty: [u64; 2],
-    /// Owns what is dirty and nobody of the `others` has.
+    /// The owner of the dirty pages that are not in `others`.
     owner: u64,
     /// Owners and their pages.
     others: Vec<(u64, u64)>,
@@ -99,8 +100,8 @@ impl Pages {
         self.counts[self.turn] * PAGE
     }
 
-    /// Makes whole pages dirty, for the next pass. What of them is dirty already stays its first
-    /// owner's. Returns how many bytes are new.
+    /// Makes whole pages dirty, for the next pass. Pages that are dirty already keep their first
+    /// owner. Returns the number of new dirty bytes.
     pub(super) fn add(&mut self, range: Range<u64>, owner: u64) -> u64 {
         let (mut at, end, part) = (range.start / PAGE, range.end / PAGE, 1 - self.turn);
         let mut added = 0;
@@ -115,8 +116,8 @@ impl Pages {
         added * PAGE
     }
 
-    /// Takes at most `bytes` in at most `count` runs out of the pass, in order. If it has come to
-    /// its end, the next one begins.
+    /// Takes at most `bytes` in at most `count` runs out of the pass, in order. If the pass has
+    /// ended, the next one begins.
     pub(super) fn take(&mut self, bytes: u64, count: usize) -> Taken {
         if self.counts[self.turn] == 0 {
             (self.turn, self.at) = (1 - self.turn, 0);

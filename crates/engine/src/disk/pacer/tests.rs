@@ -9,7 +9,7 @@ use crate::prng::Prng;
 
 const BUDGET: u64 = 8 * MIB;
 
-/// A write that waits, or is in flight: whose it is, and its pages.
+/// A write that waits or is in flight: its writer and its pages.
 type Write = (usize, Range<u64>);
 
 /// A writer of the model: writes of one size, in order or anywhere, one or more at a time.
@@ -34,11 +34,11 @@ impl Load {
 enum Device {
     /// This many steps for a batch.
     Takes(u64),
-    /// What was started never ends.
+    /// Write-outs never end.
     Stuck,
 }
 
-/// What has become of a load.
+/// The results of a load.
 #[derive(Clone, Debug, Default)]
 struct Done {
     bytes: u64,
@@ -50,7 +50,7 @@ struct Done {
     longest: u64,
 }
 
-struct World {
+struct Fixture {
     pacer: Pacer<(Write, u64)>,
     files: Vec<u32>,
     devices: Vec<Device>,
@@ -66,10 +66,10 @@ struct World {
     unclean: BTreeMap<(usize, u64), u64>,
 }
 
-impl World {
-    fn new(devices: &[Device], loads: &[Load], seed: u64) -> World {
+impl Fixture {
+    fn new(devices: &[Device], loads: &[Load], seed: u64) -> Fixture {
         let mut pacer = Pacer::new();
-        World {
+        Fixture {
             files: devices.iter().map(|_| pacer.open(BUDGET)).collect(),
             pacer,
             devices: devices.to_vec(),
@@ -201,14 +201,14 @@ impl World {
         (0..steps).for_each(|_| self.step(false));
     }
 
-    /// Lets everything end, and checks that nothing is left.
+    /// Lets all writes and write-outs end, and checks that the pacer is empty.
     fn settle(&mut self) {
         for _ in 0..100_000 {
             self.step(true);
             self.files.iter().for_each(|file| self.pacer.idle(*file));
             if self.unclean.is_empty() && self.copying.is_empty() && self.pacer.held == 0 {
-                assert!(self.done.iter().all(|done| done.in_flight == 0), "a write waits for ever");
-                assert!(self.pacer.writers.is_empty(), "who holds nothing is forgotten");
+                assert!(self.done.iter().all(|done| done.in_flight == 0), "a write still waits");
+                assert!(self.pacer.writers.is_empty(), "idle writers are forgotten");
                 return;
             }
         }
@@ -230,15 +230,15 @@ fn busy_writers_get_equal_shares_within_a_tenth() {
         let busy =
             |bytes: &u64| Load { depth: (2 * MIB / bytes) as usize, ..Load::busy(0, *bytes) };
         let loads: Vec<Load> = sizes.iter().map(busy).collect();
-        let mut world = World::new(&[Device::Takes(8)], &loads, 1);
-        // The budget is free at first: the first to come take more of it.
-        world.run(200);
-        let before: Vec<u64> = world.done.iter().map(|done| done.bytes).collect();
-        world.run(2000);
-        let since = world.done.iter().zip(&before).map(|(done, before)| done.bytes - before);
+        let mut fixture = Fixture::new(&[Device::Takes(8)], &loads, 1);
+        // The budget is free at first: the first writers take more of it.
+        fixture.run(200);
+        let before: Vec<u64> = fixture.done.iter().map(|done| done.bytes).collect();
+        fixture.run(2000);
+        let since = fixture.done.iter().zip(&before).map(|(done, before)| done.bytes - before);
         let (most, least) = (since.clone().max().unwrap(), since.min().unwrap());
         assert!(least as f64 >= 0.9 * most as f64, "{sizes:?}: {least} and {most}");
-        world.settle();
+        fixture.settle();
     }
 }
 
@@ -246,11 +246,11 @@ fn busy_writers_get_equal_shares_within_a_tenth() {
 fn a_writer_that_holds_little_does_not_wait_for_those_that_run_ahead() {
     let mut loads = vec![Load { depth: 16, ..Load::busy(0, 512 * KIB) }; 3];
     loads.push(Load { thinks: 50, ..Load::busy(0, 4 * KIB) });
-    let mut world = World::new(&[Device::Takes(10)], &loads, 2);
-    world.run(5000);
-    assert!(world.done[0].longest > 10, "the others do wait");
-    assert_eq!(world.done[3].longest, 0);
-    assert!(world.done[3].writes >= 95, "{:?}", world.done[3]);
+    let mut fixture = Fixture::new(&[Device::Takes(10)], &loads, 2);
+    fixture.run(5000);
+    assert!(fixture.done[0].longest > 10, "the others do wait");
+    assert_eq!(fixture.done[3].longest, 0);
+    assert!(fixture.done[3].writes >= 95, "{:?}", fixture.done[3]);
 }
 
 #[test]
@@ -264,14 +264,15 @@ fn a_writer_that_is_alone_has_nearly_all_and_the_first_write_of_another_finds_ro
     };
     assert_eq!(fits(&mut pacer, 1, 0), 14);
     assert!(pacer.try_hold(writer(2), mib(100)), "it is as large as a write can be");
-    // Now there are two: who has most gets nothing before it has less than its share.
+    // Now there are two: the writer with more bytes gets no budget before it has less than its
+    // share.
     assert_eq!(fits(&mut pacer, 1, 20), 0);
     write_out(&mut pacer, file, writer(1), 0..6);
     assert_eq!((pacer.held, fits(&mut pacer, 1, 20)), (9 * MIB, 4));
-    // The second has nothing left.
+    // All bytes of the second writer are clean.
     write_out(&mut pacer, file, writer(2), 100..101);
     assert_eq!((pacer.held, fits(&mut pacer, 1, 30)), (12 * MIB, 2));
-    // The device of another file may be stuck or not: each leaves room to the other.
+    // The device of another file may be stuck or not: each file leaves budget for the other.
     pacer.open(16 * MIB);
     write_out(&mut pacer, file, writer(1), 6..8);
     assert_eq!((pacer.held, fits(&mut pacer, 1, 40)), (12 * MIB, 0));
@@ -286,13 +287,69 @@ fn write_out(pacer: &mut Pacer<u32>, file: u32, writer: Writer, places: Range<u6
     }
 }
 
+/// Two writers have written for long. A third one appears while they wait. Returns the order in
+/// which writes begin from then on.
+fn order_with_a_newcomer() -> Vec<u32> {
+    let mut pacer: Pacer<u32> = Pacer::new();
+    let file = pacer.open(16 * MIB);
+    let writer = |ring| Writer { file, ring };
+    let mib = |at: u64| at * MIB..(at + 1) * MIB;
+    for at in 0..40 {
+        [1, 2].into_iter().for_each(|ring| assert!(pacer.try_hold(writer(ring), mib(at))));
+        [1, 2].into_iter().for_each(|ring| write_out(&mut pacer, file, writer(ring), at..at + 1));
+    }
+    // Until neither has room.
+    let mut held = [0, 0];
+    while let Some(nth) = (0..2).find(|nth| pacer.try_hold(writer(*nth + 1), mib(100))) {
+        held[nth as usize] += 1;
+    }
+    for who in 0..3 {
+        pacer.wait(writer(1), mib(200), 10 + who);
+        pacer.wait(writer(2), mib(200), 20 + who);
+    }
+    for who in 0..8 {
+        pacer.wait(writer(3), mib(200), 30 + who);
+    }
+    let mut order = Vec::new();
+    for at in 0..64 {
+        order.extend(pacer.take_admitted().into_iter().map(|(_, who)| who));
+        let ring = at % 2 + 1;
+        if held[ring as usize - 1] > 0 {
+            held[ring as usize - 1] -= 1;
+            write_out(&mut pacer, file, writer(ring), 300 + at..301 + at);
+        }
+    }
+    order
+}
+
+/// Whether each of the two waiting writers got its turn before the newcomer had a second one.
+fn is_in_turn(order: &[u32]) -> bool {
+    let place = |who: u32| order.iter().position(|other| *other == who).unwrap_or(usize::MAX);
+    place(10) < place(31) && place(20) < place(32)
+}
+
+#[test]
+fn a_writer_that_comes_later_begins_at_the_turn_of_those_that_are_there() {
+    let order = order_with_a_newcomer();
+    assert!(order.len() > 4 && is_in_turn(&order), "{order:?}");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_newcomer_that_begins_at_turn_zero_is_found() {
+    mutants::set(Some(Mutant::NewcomerAtTurnZero));
+    let order = order_with_a_newcomer();
+    mutants::set(None);
+    assert!(!is_in_turn(&order), "{order:?}");
+}
+
 #[test]
 fn waiting_is_spread_over_the_writes_that_cause_it() {
     // A batch takes 10 steps: 4 writers of half a batch each would wait 20 at best.
     let loads = vec![Load::busy(0, 512 * KIB); 4];
-    let mut world = World::new(&[Device::Takes(10)], &loads, 3);
-    world.run(4000);
-    for done in &world.done {
+    let mut fixture = Fixture::new(&[Device::Takes(10)], &loads, 3);
+    fixture.run(4000);
+    for done in &fixture.done {
         let mean = 4000 / done.writes;
         assert!(done.longest <= 2 * mean, "{done:?}, {mean} in the mean");
     }
@@ -302,16 +359,16 @@ fn waiting_is_spread_over_the_writes_that_cause_it() {
 fn a_stuck_file_leaves_room_to_the_others() {
     let mut loads = vec![Load { depth: 16, ..Load::busy(0, 512 * KIB) }; 2];
     loads.extend(vec![Load { depth: 16, ..Load::busy(1, 512 * KIB) }; 2]);
-    let mut world = World::new(&[Device::Stuck, Device::Takes(10)], &loads, 4);
-    world.run(2000);
-    let [first, second] = [&world.done[2], &world.done[3]];
+    let mut fixture = Fixture::new(&[Device::Stuck, Device::Takes(10)], &loads, 4);
+    fixture.run(2000);
+    let [first, second] = [&fixture.done[2], &fixture.done[3]];
     // As fast as the device: a batch in 10 steps.
     let written = first.bytes + second.bytes;
-    assert!(written >= 2000 / 10 * world.pacer.batch_bytes() * 8 / 10, "{written}");
-    assert!(world.done[0].bytes < BUDGET);
-    world.devices[0] = Device::Takes(1);
-    world.out.get_mut(&0).unwrap().iter_mut().for_each(|(at, _)| *at = world.now);
-    world.settle();
+    assert!(written >= 2000 / 10 * fixture.pacer.batch_bytes() * 8 / 10, "{written}");
+    assert!(fixture.done[0].bytes < BUDGET);
+    fixture.devices[0] = Device::Takes(1);
+    fixture.out.get_mut(&0).unwrap().iter_mut().for_each(|(at, _)| *at = fixture.now);
+    fixture.settle();
 }
 
 #[test]
@@ -349,7 +406,7 @@ fn a_file_that_is_closed_gives_its_room_back() {
     assert_eq!(pacer.usage().dirty, 5 * MIB);
 }
 
-/// Begins a write, or lets it wait: gives it back if it may begin.
+/// Begins a write, or lets it wait. Returns the write if it may begin.
 fn ask<W>(pacer: &mut Pacer<W>, writer: Writer, pages: Range<u64>, who: W) -> Option<W> {
     if pacer.try_hold(writer, pages.clone()) {
         return Some(who);
@@ -375,12 +432,12 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let devices: Vec<Device> = speeds.into_iter().map(Device::Takes).collect();
-        let mut world = World::new(&devices, &loads, seed);
-        world.run(400);
+        let mut fixture = Fixture::new(&devices, &loads, seed);
+        fixture.run(400);
         // 8 MiB in batches of 1 MiB, on the slowest device, and once more.
-        let longest = world.done.iter().map(|done| done.longest).max();
-        prop_assert!(longest <= Some(2 * 8 * 30), "{:?}", world.done);
-        world.settle();
+        let longest = fixture.done.iter().map(|done| done.longest).max();
+        prop_assert!(longest <= Some(2 * 8 * 30), "{:?}", fixture.done);
+        fixture.settle();
     }
 
     #[test]
@@ -413,7 +470,7 @@ proptest! {
     }
 }
 
-/// What is taken of a pass: its first pages, in runs, and whose they are.
+/// The pages that a pass must yield: its first pages, in runs, with their owners.
 fn expected(pass: &mut BTreeMap<u64, u64>, len: u64, count: usize) -> (Vec<Run>, Vec<(u64, u64)>) {
     let (mut runs, mut owners) = (Vec::<Run>::new(), BTreeMap::new());
     for _ in 0..len {

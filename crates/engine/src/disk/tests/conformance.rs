@@ -1,4 +1,4 @@
-//! The contract of disks, as functions over any of them.
+//! The contract of disks, as functions that test any implementation.
 
 use super::{bare, io, next, pattern, read, run, transfer, write};
 use crate::bio::Op;
@@ -12,7 +12,7 @@ use crate::units::{KIB, MIB, SECTOR};
 /// The disk under test has this many bytes.
 pub const SIZE: u64 = 9 * MIB + 3 * SECTOR;
 
-/// Everything a disk must keep. It reads as zeroes at the start.
+/// The whole contract of a disk. The disk reads as zeroes at the start.
 pub fn check_all(disk: &Arc<dyn Disk>, ring: &mut Ring) {
     assert_eq!(disk.limits().size_bytes, SIZE);
     starts_as_zeroes(disk, ring);

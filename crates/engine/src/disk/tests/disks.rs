@@ -1,4 +1,4 @@
-//! Every kind of disk through the conformance suite, and what is special to each.
+//! The conformance suite for every kind of disk, and tests of the properties special to each kind.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,7 +33,7 @@ fn options(io: IoMode) -> FileOptions {
 
 /// A process that another test starts has all locks of this one until its exec, so a file that was
 /// just closed may be in use for a moment.
-fn open(path: &Path, io: IoMode) -> Arc<dyn Disk> {
+pub(super) fn open(path: &Path, io: IoMode) -> Arc<dyn Disk> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         match FileDisk::open(path, &options(io)) {
@@ -75,7 +75,7 @@ fn direct_file_conforms() {
     check_all(&disk, &mut Ring::new(8).unwrap());
 }
 
-/// A write of several sectors is only taken for whole where the device below says so.
+/// A write of several sectors only counts as atomic where the device below declares it.
 #[test]
 fn what_is_written_whole_is_what_the_device_says() {
     let folder = folder();
@@ -133,7 +133,7 @@ fn lazy_file_conforms() {
     check_all(&disk, &mut Ring::new(64).unwrap());
 }
 
-/// The most that was dirty while `written` bytes were written in pieces of `len`, at depth 32.
+/// The most unclean bytes while `written` bytes were written in pieces of `len`, at depth 32.
 pub(super) fn most_unclean(disk: &Arc<FileDisk>, written: u64, len: u64, is_random: bool) -> u64 {
     let target: Arc<dyn Disk> = disk.clone();
     let mut ring = Ring::new(64).unwrap();
@@ -180,7 +180,7 @@ fn a_lazy_file_never_has_more_than_the_window_dirty() {
     if is_in_memory || disk.cached().is_none() {
         return eprintln!("SKIPPED: no cachestat of a file on a disk (Linux 6.5)");
     }
-    // Small pieces first: a kernel counts a folio that was written large as dirty in whole.
+    // Small pieces first: a kernel counts a folio that was written large as dirty as a whole.
     for (len, is_random) in [(4096, true), (512, false), (1 << 20, false), (24 << 20, false)] {
         let most = most_unclean(&disk, 64 << 20, len, is_random);
         let what = format!("{most} bytes were dirty, written in pieces of {len}");
@@ -263,7 +263,7 @@ impl Drop for Tmpfs {
 
 #[test]
 fn a_flush_hears_of_a_write_out_that_failed_before() {
-    // A loop device on a sparse file that its file system has no room for.
+    // A loop device on a sparse file, for which its file system has too little space.
     let Some(small) = Tmpfs::mount("4m") else { return };
     let path = empty_file(&small.0, 64 << 20);
     let Some(device) = Loop::attach(&path, 512) else { return };
@@ -278,7 +278,7 @@ fn a_flush_hears_of_a_write_out_that_failed_before() {
         assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Ok(()));
         (8..16).for_each(|at| mib(&mut ring, at));
         if io == IoMode::Lazy {
-            // The write-out has met the error, and what is left to be written out meets none.
+            // The write-out has met the error, and the rest of the write-out meets none.
             super::lazy::settle(&*disk);
             assert!(disk.pacing().unwrap().failed > 0);
         }
@@ -384,7 +384,8 @@ fn what_was_cut_off_a_file_is_not_read_as_zeroes() {
         assert_eq!(read(&disk, &mut ring, 0, len), Err(Status::Io));
         assert!(read(&disk, &mut ring, 0, 4096).unwrap() == bytes[..4096]);
         assert_eq!(read(&disk, &mut ring, 4096, 4096), Err(Status::Io));
-        // It takes nothing that would hide that, nor says that anything is safe there.
+        // The disk refuses writes, which could hide the loss, and flushes, which would promise
+        // durability.
         assert_eq!(write(&disk, &mut ring, 0, &[7; 512]), Err(Status::Io));
         assert_eq!(bare(&disk, &mut ring, Op::WriteZeroes, 0, 512), Err(Status::Io));
         assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io));
@@ -482,7 +483,7 @@ fn a_dropped_ring_finishes_its_writes() {
         disk.start(transfer(&disk, Op::Read, 0, Buffer::zeroed(64 << 10), n), &mut ring);
     }
     drop(ring);
-    assert_eq!(Arc::strong_count(&disk), 1, "nothing keeps the disk");
+    assert_eq!(Arc::strong_count(&disk), 1, "a reference to the disk is left");
     let mut ring = Ring::new(4).unwrap();
     assert!(read(&disk, &mut ring, 0, 64 << 10).unwrap() == pattern(64 << 10, 0));
 }

@@ -40,7 +40,7 @@ fn a_failed_flush_is_said_once_to_each_ring_that_has_written() {
         file.fail_flushes(1);
         assert_eq!(flush(&disk, &mut rings[0]), FAILED);
         assert!(disk.is_owing());
-        // This one wrote nothing; its good flush covers nothing that is lost.
+        // This ring wrote no data, so its successful flush covers no lost data.
         assert_eq!(flush(&disk, &mut rings[3]), Ok(()));
         for (nth, expected) in [(0, Ok(())), (1, FAILED), (2, FAILED)] {
             assert_eq!(flush(&disk, &mut rings[nth]), expected, "{mode:?} ring {nth}");
@@ -65,8 +65,8 @@ fn want_of_memory_passes() {
         file.be_short(2);
         assert_eq!(bare(&disk, &mut ring, Op::WriteZeroes, 4096, 4096), Ok(()), "{mode:?}");
         assert_eq!(flush(&disk, &mut ring), Ok(()));
-        assert_eq!(file.errors().count, 0, "nobody has seen an error");
-        // Not for ever.
+        assert_eq!(file.errors().count, 0, "no error is counted");
+        // The shortage ends.
         file.be_short(u64::MAX);
         disk.start(transfer(&disk, Op::Write, 4096, Buffer::from_bytes(&data), 0), &mut ring);
         let end = (0..100_000).find_map(|_| {
@@ -101,10 +101,10 @@ fn who_waits_for_the_flush_of_a_ring_that_goes_hears_of_it() {
     let (_, disk) = opened(&folder, IoMode::Auto);
     let mut rings: Vec<Ring> = (0..3).map(|_| Ring::new(8).unwrap()).collect();
     rings.iter_mut().for_each(|ring| begin_flush(&disk, ring));
-    // Nobody knows how that one ended.
+    // The result of that flush is unknown.
     drop(rings.remove(0));
     rings.iter_mut().for_each(|ring| assert_eq!(next(ring).result, FAILED));
-    // One that waits goes, too.
+    // A waiting flush is dropped as well.
     let mut first = Ring::new(8).unwrap();
     begin_flush(&disk, &mut first);
     rings.iter_mut().for_each(|ring| begin_flush(&disk, ring));
@@ -113,7 +113,7 @@ fn who_waits_for_the_flush_of_a_ring_that_goes_hears_of_it() {
     assert_eq!(next(&mut rings[0]).result, FAILED, "it waited for one that never was made");
     assert_eq!(flush(&disk, &mut first), Ok(()));
     drop((first, rings));
-    assert_eq!(Arc::strong_count(&disk), 1, "nothing keeps the disk");
+    assert_eq!(Arc::strong_count(&disk), 1, "a reference to the disk is left");
 }
 
 #[test]

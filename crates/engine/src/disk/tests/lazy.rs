@@ -1,4 +1,4 @@
-//! Lazy files: windows, what stays in the page cache, and how they are named in tables.
+//! Lazy files: windows, the use of the page cache, and their names in tables.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use super::disks::{empty_file, folder, most_unclean};
 use super::{bare, pattern, read, write};
 use crate::bio::Op;
 use crate::disk::{Budget, Disk, FileDisk, FileOptions, IoMode, ReadMode, Ring};
+use crate::error::Status;
 use crate::sync::Arc;
 use crate::table::Word;
 use crate::units::MIB;
@@ -16,7 +17,7 @@ fn lazy(path: &Path, reads: ReadMode, window: Option<u64>, budget: &Budget) -> A
     Arc::new(FileDisk::open_within(path, &options, &[], budget).unwrap())
 }
 
-/// Whether the kernel says what the page cache holds of a file that is really on a disk.
+/// Whether the kernel reports the page cache of a file, and the file is on a real disk.
 fn is_seen(path: &Path, disk: &FileDisk) -> bool {
     let is_on_disk = rustix::fs::statfs(path).unwrap().f_type != libc::TMPFS_MAGIC;
     if !is_on_disk || disk.cached().is_none() {
@@ -25,7 +26,7 @@ fn is_seen(path: &Path, disk: &FileDisk) -> bool {
     is_on_disk && disk.cached().is_some()
 }
 
-/// Waits until the background has nothing left to do.
+/// Waits until the background is idle.
 pub(super) fn settle(disk: &dyn Disk) {
     for _ in 0..500 {
         let pacing = disk.pacing().unwrap();
@@ -34,7 +35,7 @@ pub(super) fn settle(disk: &dyn Disk) {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("what was written is not written out: {:?}", disk.pacing());
+    panic!("written data is not written out: {:?}", disk.pacing());
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn what_was_written_is_written_out_without_a_flush() {
         assert_eq!(disk.cached().unwrap().unclean_bytes, 0);
     }
     let pacing = disk.pacing().unwrap();
-    assert_ne!(pacing.way, "not known before the first write");
+    assert_ne!(pacing.way, "unknown before the first write");
     assert_eq!((pacing.waited, pacing.failed), (0, 0));
 }
 
@@ -98,6 +99,26 @@ fn what_a_mixed_file_has_read_stays_and_what_it_has_written_does_not() {
     let after = disk.cached().unwrap().cached_bytes;
     assert!(after >= 8 * MIB && after <= before + MIB, "{before} before, {after} after");
     assert!(read(&target, &mut ring, 40 * MIB, MIB / 2).unwrap() == pattern(MIB / 2, 40));
+}
+
+/// The kernel reports a failed write-out once. The second try finds no dirty pages.
+#[test]
+fn a_write_out_that_failed_is_not_forgotten_for_one_that_succeeds() {
+    let folder = folder();
+    let path = empty_file(&folder, MIB);
+    let disk = lazy(&path, ReadMode::Same, None, &Budget::default());
+    let target: Arc<dyn Disk> = disk.clone();
+    let mut ring = Ring::new(8).unwrap();
+    disk.fail_write_outs(1);
+    // If the kernel writes the first pages out immediately, a batch finds them clean.
+    for nth in 0..20 {
+        write(&target, &mut ring, 0, &pattern(65536, nth)).unwrap();
+        settle(&*disk);
+    }
+    let pacing = disk.pacing().unwrap();
+    assert_eq!((pacing.failed, target.losses()), (1, 1), "{pacing:?}");
+    assert_eq!(bare(&target, &mut ring, Op::Flush, 0, 0), Err(Status::Io));
+    assert_eq!(bare(&target, &mut ring, Op::Flush, 0, 0), Ok(()));
 }
 
 #[test]

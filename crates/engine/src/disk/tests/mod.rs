@@ -1,8 +1,9 @@
-//! One conformance suite for every disk, and what is special to each.
+//! One conformance suite for every disk, and tests of the properties special to each kind.
 
 mod conformance;
 mod disks;
 mod flushing;
+mod hollow;
 mod lazy;
 mod paced;
 mod parts;

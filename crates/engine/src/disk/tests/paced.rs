@@ -1,6 +1,6 @@
-//! A lazy file in small: the pacer and the flushes as they are, over a page cache of the test and a
-//! malicious disk that is slow, fails and gets stuck. What the threads of the real one do is a step
-//! here, and a seed decides which comes next.
+//! A model of a lazy file: the real pacer and flushes, over the test's own page cache and a
+//! malicious disk that is slow, fails and gets stuck. Each action of the real threads is a step
+//! here, and a seed decides the order of steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,12 +16,12 @@ use crate::error::Status;
 use crate::prng::Prng;
 use crate::sync::Arc;
 
-/// Pages of each client, which nobody else writes.
+/// Pages of each client, which no other client writes.
 const OWN: u64 = 400;
 /// Pages of a write.
 const PAGES: u64 = 16;
 const STEPS: usize = 1500;
-/// Steps after the last fault within which everything has to be over.
+/// Steps after the last fault within which all I/O has to end.
 const PATIENCE: usize = 60_000;
 
 /// A write: whose, and which pages.
@@ -31,7 +31,7 @@ struct Write {
     pages: Range<u64>,
 }
 
-/// What a client takes for durable once a flush succeeds: pages and versions.
+/// The pages and versions that a client believes durable when a flush succeeds.
 type Believed = BTreeMap<u64, u64>;
 
 /// A flush that was asked for.
@@ -56,12 +56,12 @@ struct Client {
     in_flight: usize,
     flushing: usize,
     ended: Believed,
-    /// Flushes that failed; and up to which version it knows that all may be lost.
+    /// Flushes that failed, and the version up to which the client knows that all may be lost.
     failed: usize,
     doubted: u64,
 }
 
-struct World {
+struct Fixture {
     pacer: Pacer<Write>,
     file: u32,
     flushes: Flushes<Asked>,
@@ -83,13 +83,13 @@ struct World {
 /// The token of a flush; those of write-outs are pages.
 const FLUSH: u64 = u64::MAX;
 
-impl World {
-    fn new(clients: usize, seed: u64) -> World {
+impl Fixture {
+    fn new(clients: usize, seed: u64) -> Fixture {
         let mut pacer = Pacer::new();
         let sim = Arc::new(SimDisk::new(clients as u64 * OWN * PAGE, 512));
         sim.hold(true);
         sim.seed(seed);
-        World {
+        Fixture {
             file: pacer.open(BUDGET_BYTES_MIN),
             pacer,
             flushes: Flushes::default(),
@@ -132,7 +132,7 @@ impl World {
         let first = client as u64 * OWN + self.prng.below(OWN / PAGES) * PAGES;
         let write = Write { client, pages: first..first + PAGES };
         let life = Arc::downgrade(&self.clients[client].life);
-        self.flushes.debts.begin_write(client as u64, || life);
+        self.flushes.pending_errors.begin_write(client as u64, || life);
         let writer = Writer { file: self.file, ring: client as u64 };
         let bytes = write.pages.start * PAGE..write.pages.end * PAGE;
         match self.pacer.try_hold(writer, bytes.clone()) {
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// A write gets into the page cache. Pages that are being written out do not change.
+    /// A write is copied into the page cache. Pages in write-out do not change.
     fn copy(&mut self) {
         self.copying.extend(self.pacer.take_admitted().into_iter().map(|(_, write)| write));
         let is_still = |write: &Write| self.out.range(write.pages.clone()).next().is_none();
@@ -153,12 +153,12 @@ impl World {
             self.clients[client].ended.insert(page, self.version);
         }
         self.clients[client].in_flight -= 1;
-        self.flushes.debts.end_write(client as u64);
+        self.flushes.pending_errors.end_write(client as u64);
         let writer = Writer { file: self.file, ring: client as u64 };
         self.pacer.written(writer, pages.start * PAGE..pages.end * PAGE);
     }
 
-    /// What the thread of the write-out does.
+    /// A step of the write-out thread.
     fn background(&mut self) {
         match self.pacer.step(self.file).expect("the file is open") {
             Step::Start { batch, runs } => {
@@ -241,7 +241,8 @@ impl World {
             call.left.remove(&page);
         }
         if result.is_err() {
-            // The kernel keeps the page, clean, and says so to the write-out, and to one flush.
+            // The kernel marks the page clean, and reports the error to the write-out and to one
+            // flush.
             self.is_unreported = true;
             self.flushes.write_out_failed(self.clients.len() as u64);
         }
@@ -297,7 +298,7 @@ impl World {
         self.clients.iter().all(is_idle) && usage.dirty + usage.under_write_out == 0
     }
 
-    /// What is wrong, if anything.
+    /// The failures, if there are any.
     fn run(mut self) -> Vec<String> {
         for _ in 0..STEPS {
             if self.prng.one_in(100) {
@@ -311,13 +312,13 @@ impl World {
             self.is_quiet()
         });
         if !is_over {
-            self.wrong.push(format!("something waits for ever: {:?}", self.pacer.usage()));
+            self.wrong.push(format!("a write waits indefinitely: {:?}", self.pacer.usage()));
         }
         if !self.dirty.is_empty() || !self.out.is_empty() {
             self.wrong.push("not all is written out".into());
         }
         self.last_flushes();
-        // Clients have heard of all that is lost.
+        // The clients got an error for all lost data.
         let image = self.sim.durable_image();
         for (page, version) in self.clients.iter().flat_map(|client| &client.ended) {
             let there = (*page * PAGE) as usize;
@@ -330,7 +331,7 @@ impl World {
         self.wrong
     }
 
-    /// What is owed to a client is said to it once.
+    /// Each client's pending error is returned once.
     fn last_flushes(&mut self) {
         for client in 0..self.clients.len() {
             let before = self.clients[client].failed;
@@ -340,7 +341,7 @@ impl World {
                     self.device();
                 }
             }
-            // What the kernel owes to the next flush, and what is owed to this client.
+            // The kernel's error for the next flush, and this client's pending error.
             let failed = self.clients[client].failed - before;
             if failed > 2 {
                 self.wrong.push(format!("{failed} flushes of client {client} failed"));
@@ -354,7 +355,7 @@ proptest! {
 
     #[test]
     fn a_paced_file_keeps_its_budget_and_its_word(clients in 1_usize..4, seed in any::<u64>()) {
-        let wrong = World::new(clients, seed).run();
+        let wrong = Fixture::new(clients, seed).run();
         prop_assert!(wrong.is_empty(), "{:?}", &wrong[..wrong.len().min(3)]);
     }
 }
@@ -364,7 +365,7 @@ proptest! {
 fn flushes_that_hide_a_failure_are_found() {
     use crate::mutants::{Mutant, set};
     set(Some(Mutant::FailureSaidToOne));
-    let is_found = (0..40).any(|seed| !World::new(3, seed).run().is_empty());
+    let is_found = (0..40).any(|seed| !Fixture::new(3, seed).run().is_empty());
     set(None);
     assert!(is_found);
 }

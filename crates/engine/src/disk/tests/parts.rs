@@ -6,7 +6,7 @@ use std::path::Path;
 use super::conformance::{SIZE, check_all};
 use super::disks::{Loop, folder};
 use super::{bare, pattern, read, write};
-use crate::area::Area;
+use crate::base::area::Area;
 use crate::bio::Op;
 use crate::disk::{Claims, Disk, Extent, FileDisk, FileOptions, IoMode, Ring};
 use crate::error::{Kind, Status};
@@ -72,7 +72,8 @@ fn parts_of_one_file_are_open_beside_each_other_and_never_overlap() {
         assert_eq!(error.kind(), Kind::Invalid, "{error}");
         assert!(error.to_string().contains("overlaps"), "{error}");
     }
-    // Who does not know of them is refused by the lock, also for the rest of the file.
+    // A process that does not know the claims is refused by the lock, even for the rest of the
+    // file.
     let stranger = Claims::apart();
     assert_eq!(part(&path, 3 * MIB, MIB, &stranger).unwrap_err().kind(), Kind::Busy);
     let mut ring = Ring::new(8).unwrap();

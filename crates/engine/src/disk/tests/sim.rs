@@ -1,4 +1,4 @@
-//! The malicious disk: what it may do, it does; what it must not, it does not.
+//! Tests of the malicious disk: it does everything that it may do, and no more.
 
 use std::collections::BTreeSet;
 
@@ -243,22 +243,23 @@ fn a_failed_flush_loses_data_for_ever() {
     assert_eq!(all_crashes_are(&sim, &durable), 1);
 }
 
-/// How many different states a crash may leave, of which `expected` is one.
+/// The number of different states that a crash may leave, of which `expected` is one.
 fn all_crashes_are(sim: &SimDisk, expected: &[u8]) -> usize {
     let all = all_crashes(sim);
     assert!(all.contains(expected));
     all.len()
 }
 
-/// Random histories: whatever a crash leaves was written at or after the last flush that covered
-/// its sector, sector by sector.
+/// Random histories: after a crash, the content of each sector was written at or after the last
+/// flush that covered it.
 #[test]
 fn random_histories_keep_the_contract() {
     for seed in 0..300 {
         let mut prng = Prng::new(seed);
         let (sim, disk, mut ring) = sim(4 * 512);
         sim.hold(true);
-        // For each sector, all that may be found, oldest first; the first is certain by a flush.
+        // For each sector, all possible contents, oldest first; a flush has made the first one
+        // durable.
         let mut allowed: Vec<Vec<u8>> = vec![vec![0]; 4];
         let mut next_byte = 0u8;
         for _ in 0..40 {

@@ -1,28 +1,16 @@
-//! The chain of segments, as the medium has it: which physical segment is which logical one, and
-//! the generation of each. Kernel counterpart: `cache.c`.
+//! The chain of segments on the medium: the physical segment of each logical one, and the
+//! generation of each. Kernel counterpart: `cache.c`.
 
 use crate::error::{Error, Kind, Result};
-use crate::slots::SlotState;
-
 use crate::pcache::layout::{
     GENERATION_MAX, Generation, PAGE_STRIDE, SEGMENT_HAS_NEXT, SEGMENT_META_BYTES, SMALL_STRIDE,
     SegmentInfo,
 };
-use crate::pcache::media::Media;
-
-/// A segment as the attach found it.
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentOnMedia {
-    /// Physical number.
-    pub physical: u32,
-    /// Current generation.
-    pub generation: u64,
-    /// Where its record stands.
-    pub slot: SlotState,
-}
+use crate::pcache::media::{Media, cut_short};
+use crate::pcache::segment::SegmentOnMedia;
 
 /// Follows the chain of segments. The kernel's own errors: EFAULT when it ends early, EIO when a
-/// link is damaged or names a segment beyond the device; ours: EIO when it meets itself.
+/// link is damaged or names a segment beyond the device. Ours: EIO when the chain meets itself.
 pub fn load_chain(
     media: &Media,
     first: u32,
@@ -46,26 +34,27 @@ pub fn load_chain(
         }
         let at = media.geometry.segment_info_at(physical);
         if at + SEGMENT_META_BYTES > media.pmem.left_bytes() {
-            // Cut off, with all that it leads to; only a salvage gets here.
+            // This segment was cut off, with all that follow it; only a recovery gets here.
             break;
         }
         let info = media.load_slots::<SegmentInfo>(at, PAGE_STRIDE).ok_or_else(|| {
             media.damaged(format_args!(
-                "segment {physical}: both copies of its info are damaged (byte {at})"
+                "segment {physical}: both copies of its info are damaged (byte {at}){}",
+                cut_short(media)
             ))
         })?;
         let at = media.geometry.generation_at(physical);
         let generation = media.load_slots::<Generation>(at, SMALL_STRIDE).ok_or_else(|| {
             media.damaged(format_args!(
                 "segment {physical}: both copies of its generation are damaged (byte {at}); \
-                 outdated keys could not be told from current ones"
+                 outdated keys cannot be distinguished from current ones"
             ))
         })?;
         let slot = generation.slot;
         let generation = generation.record.generation.get();
         if generation > GENERATION_MAX {
             return Err(media.damaged(format_args!(
-                "segment {physical}: generation {generation} is beyond any real use (byte {at})"
+                "segment {physical}: generation {generation} is implausibly large (byte {at})"
             )));
         }
         chain.push(SegmentOnMedia { physical, generation, slot });

@@ -1,25 +1,26 @@
-//! Reads the log of a cache that is being opened, a batch of records at a time, so that threads can
-//! share the work on it.
+//! Reads the log of a cache that is being opened, one batch of records after the other, so that
+//! threads can share the work.
 //!
-//! 1. One thread follows the log by the headers of its records ([`Headers`]), which is little work:
-//!    there is one for up to 128 keys. Of a key set it trusts only the length, and not even that
-//!    beyond the segment; a record that leads to another segment is checked before it is followed.
+//! 1. One thread follows the log by the headers of its records ([`Headers`]). This is little work,
+//!    because a record has up to 128 keys. It trusts only the length of a key set, and not even
+//!    that beyond the segment; a record that leads to another segment is checked before it is
+//!    followed.
 //! 2. Each thread has a stretch of the batch: it loads the key sets and checks their CRCs and every
-//!    key, up to the first error ([`Batch::check`]). Other threads see nothing of that: the first
-//!    error may be in another stretch.
+//!    key, up to the first error ([`Batch::check`]). These results are private to the thread,
+//!    because the first error may be in another stretch.
 //! 3. One thread adds up the results, up to the first error in the order of the log (survey.rs):
-//!    some numbers for each stretch, a little for each record, nothing for each key.
+//!    some numbers for each stretch and a little work for each record, but no work for each key.
 //! 4. Each thread puts the keys of its own regions into the index, in the order of the log
-//!    ([`Batch::put`]); and the checksums of its own segments.
+//!    ([`Batch::put`]), and the checksums of its own segments into their table.
 //!
-//! So the result depends neither on the number of threads nor on where a batch ends; and a wrong
-//! header costs the reading of one batch.
+//! So the result depends neither on the number of threads nor on the borders of batches, and a
+//! wrong header costs the reading of one batch.
 
 use std::ops::Range;
 
 use zerocopy::FromBytes;
 
-use crate::crew;
+use crate::base::parallel;
 use crate::error::Result;
 use crate::mutants::{self, Mutant};
 
@@ -35,9 +36,10 @@ use crate::pcache::layout::{
 };
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
+use crate::recovery::{CUT_ADVICE, IN_HOLE};
 
 /// Distances of prefetch, in keys: memory of the index is prefetched in two steps, and the second
-/// follows what the first one has loaded.
+/// step uses the data that the first one has loaded.
 const AHEAD: [usize; 2] = [32, 16];
 /// More threads than these would wait for the memory.
 const THREADS_MAX: usize = 16;
@@ -56,7 +58,8 @@ pub(in crate::pcache) struct Sharing {
 }
 
 impl Sharing {
-    /// One thread: what fits its caches. Several: enough to pay for starting them.
+    /// One thread: a batch that fits the thread's caches. Several: a batch large enough to pay for
+    /// starting them.
     pub(in crate::pcache) fn among(threads: usize) -> Sharing {
         let threads = threads.clamp(1, THREADS_MAX);
         let stretch_bytes = if threads == 1 { 128 << 10 } else { 1 << 20 };
@@ -76,9 +79,9 @@ impl Sharing {
 /// A record, as its header describes it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pcache) struct Told {
-    /// Where it stands.
+    /// The position of the record.
     pub(in crate::pcache) position: Position,
-    /// What follows it.
+    /// The position after it.
     pub(in crate::pcache) next: Position,
     /// Whether dirty_tail was passed before it.
     pub(in crate::pcache) is_dirty: bool,
@@ -137,7 +140,7 @@ impl<'a> Headers<'a> {
         self.is_dirty |= position == self.dirty_tail;
         let left = self.media.geometry.data_bytes().saturating_sub(position.offset) as usize;
         if left < KSET_HEADER_BYTES {
-            // A key set without room for its end; the check of its content reports it.
+            // A key set without space for its end; the check of its content reports it.
             return Ok(None);
         }
         let mut header = [0; KSET_HEADER_BYTES];
@@ -180,13 +183,13 @@ fn load(media: &Media, segments: &Segments, position: Position, into: &mut [u8])
     })
 }
 
-/// What keys are checked against, and what happens to them.
+/// The checks of keys, and the use of the checked keys.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pcache) struct Rules<'a> {
     pub(in crate::pcache) media: &'a Media,
     pub(in crate::pcache) segments: &'a Segments,
     pub(in crate::pcache) backing_bytes: u64,
-    /// Whether all keys go to the index, or only those that the backing device does not have.
+    /// Whether all keys go to the index, or only keys whose data the backing device does not have.
     pub(in crate::pcache) is_whole: bool,
     /// Whether keys carry CRCs.
     pub(in crate::pcache) has_crcs: bool,
@@ -197,10 +200,10 @@ pub(in crate::pcache) struct Rules<'a> {
 pub struct Counts {
     /// All of them.
     pub keys: u64,
-    /// Those at or after dirty_tail that are not CLEAN, and those that are.
+    /// Keys at or after dirty_tail that are not CLEAN, and keys that are.
     pub keys_dirty: u64,
     pub keys_kept: u64,
-    /// Those that need not be in the index before the first request.
+    /// Keys that need not be in the index before the first request.
     pub keys_left: u64,
     /// Those whose segment was reused since.
     pub stale_keys: u64,
@@ -219,7 +222,7 @@ impl Counts {
         self.dirty_bytes += more.dirty_bytes;
     }
 
-    /// What the log counts for itself.
+    /// The counts that the log keeps for itself.
     pub(in crate::pcache) fn of_log(&self) -> KeyCounts {
         KeyCounts { all: self.keys, dirty: self.keys_dirty, kept: self.keys_kept }
     }
@@ -245,7 +248,7 @@ struct Findings {
     wanted_crcs: Vec<Vec<u32>>,
 }
 
-/// What one thread checks.
+/// The part of a batch that one thread checks.
 #[derive(Debug, Default)]
 struct Stretch {
     records: Range<usize>,
@@ -255,11 +258,11 @@ struct Stretch {
     end: Option<(usize, Result<()>)>,
 }
 
-/// What one thread puts into the index.
+/// The keys that one thread puts into the index.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     nth: usize,
-    /// The last of its CLEAN keys that others hide: its stretch, and where it stands there.
+    /// The last of its CLEAN keys that other keys hide: its stretch, and its position there.
     hidden: Option<(usize, u32)>,
 }
 
@@ -279,8 +282,8 @@ impl Batch {
         Batch { sharing, records: Vec::new(), stretches, count: 0 }
     }
 
-    /// Takes the next records. `Some`: there are no more, for now as far as headers say; an error
-    /// comes after all that is in the batch.
+    /// Takes the next records. `Some`: there are no more, at present, according to the headers; an
+    /// error applies after all records of the batch.
     pub(in crate::pcache) fn fill(&mut self, headers: &mut Headers<'_>) -> Option<Result<()>> {
         let batch_bytes = self.sharing.batch_bytes();
         self.records.clear();
@@ -298,20 +301,23 @@ impl Batch {
         None
     }
 
-    /// Checks all that is in the batch. Returns the first record with which the log ends after all,
-    /// or which is damaged.
+    /// Checks all records of the batch. Returns the first record that is damaged, or at which the
+    /// log ends.
     pub(in crate::pcache) fn check(&mut self, rules: &Rules<'_>) -> Option<(usize, Result<()>)> {
         self.cut();
         let (records, count) = (&self.records, self.count);
-        crew::each(&mut self.stretches[..count], |stretch| stretch.check(records, rules, count));
+        parallel::each(&mut self.stretches[..count], |stretch| {
+            stretch.check(records, rules, count)
+        });
         let is_ended = |stretch: &Stretch| stretch.end.is_some();
         let nth = self.stretches[..count].iter().position(is_ended)?;
-        // What follows does not count.
+        // Later stretches do not count.
         self.stretches[nth + 1..count].iter_mut().for_each(|stretch| stretch.found.clear(count));
         self.stretches[nth].end.take()
     }
 
-    /// A stretch for each thread, as long as the others, if there is enough for all.
+    /// Divides the batch into stretches of equal length, one for each thread, if there is enough
+    /// for all.
     fn cut(&mut self) {
         let bytes = self.records.last().map_or(0, |record| record.end);
         self.count = self.sharing.threads_for(bytes);
@@ -345,7 +351,7 @@ impl Batch {
         }
         let share = |nth| Share { nth, hidden: None };
         let mut shares: Vec<Share> = (0..self.count).map(share).collect();
-        crew::each(&mut shares, |share| share.put(stretches, segments, index, crcs));
+        parallel::each(&mut shares, |share| share.put(stretches, segments, index, crcs));
         let (nth, at) = shares.iter().filter_map(|share| share.hidden).max()?;
         let records = &self.records[stretches[nth].records.clone()];
         let base = records.first()?.begin();
@@ -382,6 +388,10 @@ impl Findings {
             ));
         }
         let is_dirty = record.is_dirty;
+        let at_data = rules.segments.data_at(segment, key.segment_off.get());
+        if rules.media.pmem.was_hole(at_data, u64::from(key.len.get())) {
+            return Err(format!("its data {IN_HOLE}: {CUT_ADVICE}"));
+        }
         let is_clean = key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty);
         self.counts.keys += 1;
         self.counts.keys_dirty += u64::from(is_dirty && !is_clean);
@@ -445,7 +455,7 @@ impl Stretch {
         }
     }
 
-    /// Loads consecutive records to their places after byte `base` of the batch.
+    /// Loads consecutive records into the batch, after its byte `base`.
     fn load(&mut self, records: &[Told], base: u32, rules: &Rules<'_>) -> Result<()> {
         let (Some(first), Some(last)) = (records.first(), records.last()) else { return Ok(()) };
         let into = &mut self.bytes[(first.begin() - base) as usize..(last.end - base) as usize];
@@ -467,7 +477,7 @@ impl Stretch {
         let damaged = |what: std::fmt::Arguments<'_>| rules.media.damaged(what);
         if record.next.offset + KSET_HEADER_BYTES as u32 > rules.media.geometry.data_bytes() {
             return Err(damaged(format_args!(
-                "log at {position}: key set leaves no room for its end"
+                "log at {position}: key set leaves no space for its end"
             )));
         }
         let places = (from + KSET_HEADER_BYTES as u32..).step_by(KEY_BYTES);

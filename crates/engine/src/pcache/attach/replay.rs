@@ -1,32 +1,29 @@
-//! The part of the log that an attach need not read before it serves: replayed in the background, a
-//! slice with each tick, into an index of its own, which then joins the one that readers see.
+//! The part of the log that an attach need not read before it serves. It is replayed in the
+//! background, a slice with each tick, into a separate index, which then joins the live one.
 //!
 //! The survey (survey.rs) has walked the whole log and checked every key, knows which segments the
-//! log needs, and has put into the live index the keys that only the cache has: those at or after
-//! dirty_tail that are not CLEAN. Data whose keys are missing there is on the backing device, so a
-//! miss is correct, only slow. That later additions are correct as well rests on this:
+//! log needs, and has put into the live index the keys whose data only the cache has: keys at or
+//! after dirty_tail that are not CLEAN. If a key is missing there, its data is on the backing
+//! device, so a miss is correct, only slow. Later additions are correct as well, for these reasons:
 //!
-//! 1. The replay ends with the same index as a replay before the first request would have: it reads
-//!    the same records in the same order, and its index is not used before it has read all. So an
-//!    older version of a block is never visible on the way, nor a CLEAN key before all older keys
-//!    are known that may have to hide it.
-//! 2. It fills gaps only. A place in the live index is either from the log's dirty part, and then
-//!    the replay ends with the same place, or it was written since, and is newer.
-//! 3. Nothing leaves the live index meanwhile: nothing is collected, so no segment is reused, no
-//!    place dies, and key_tail, before which a log may be reused, stays where it is. A range whose
-//!    damaged copy is dropped is remembered and stays a gap.
-//! 4. Read misses are not cached meanwhile: their CLEAN keys would stand in the log after older
-//!    keys of the same blocks, as a kernel's defect leaves them.
-//! 5. Nothing on the medium depends on it: after a crash the next attach does the same again.
+//! 1. The replay produces the same index as a replay before the first request would: it reads the
+//!    same records in the same order, and its index is not used before it has read all of them. So
+//!    an older version of a block is never visible on the way, and no CLEAN key is visible before
+//!    all older keys are known that may have to hide it.
+//! 2. The replay only fills gaps. A place in the live index either comes from the log's dirty part,
+//!    and then the replay produces the same place, or it was written since, and is newer.
+//! 3. No place is removed from the live index meanwhile: collection does not run, so no segment is
+//!    reused, no place dies, and key_tail, before which a log may be reused, does not move. A range
+//!    whose damaged copy is dropped is remembered and stays a gap.
+//! 4. Read misses are not cached meanwhile: their CLEAN keys would follow older keys of the same
+//!    blocks in the log, a state that a defect of the kernel also produces.
+//! 5. The replay changes no data on the medium: after a crash the next attach does the same again.
 //!
 //! If the log cannot be read a second time, the replay is given up, and its index is never used:
 //! the backing device has the same data.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-
-use crate::pcache::Pcache;
-use crate::pcache::background::Work;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::Index;
 use crate::pcache::key::{keep_crc, put};
@@ -34,6 +31,7 @@ use crate::pcache::keylog::{LogReader, after};
 use crate::pcache::layout::{Position, REGION_BYTES, Record};
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
+use crate::pcache::stripes::Stripes;
 
 /// How the part of the log that can wait is replayed.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +43,7 @@ pub struct ReplayPace {
 }
 
 impl Default for ReplayPace {
-    /// What takes some milliseconds in one go; the rest in slices of about one.
+    /// Some milliseconds of work in one step; the rest in slices of about one millisecond.
     fn default() -> ReplayPace {
         ReplayPace { at_once_max: 64 << 10, slice: 8 << 10 }
     }
@@ -63,8 +61,8 @@ pub(in crate::pcache) struct Replay {
     total: u64,
     /// Whether a CLEAN key of the present set met other keys.
     has_hidden: bool,
-    /// The last place in the log after a CLEAN key that other keys hide: it may be older than they
-    /// are (a kernel whose append failed wrote it), and must not outlive them.
+    /// The last position in the log after a CLEAN key that other keys hide: the CLEAN key may be
+    /// older than these (a kernel whose append failed wrote it), and must not outlive them.
     hidden_until: Option<Position>,
     /// Regions before this one have joined the live index.
     joined: u64,
@@ -73,7 +71,7 @@ pub(in crate::pcache) struct Replay {
 }
 
 impl Replay {
-    /// A replay of the `total` keys that stand in the log from `at` to `until`.
+    /// A replay of the `total` keys in the log from `at` to `until`.
     pub(in crate::pcache) fn new(
         at: Position,
         until: Position,
@@ -99,8 +97,8 @@ impl Replay {
         self.total.saturating_sub(self.keys)
     }
 
-    /// The index, and the place before which hidden keys must not outlive others, of a replay that
-    /// has read all.
+    /// The index, and the position before which hidden keys must not outlive others, of a replay
+    /// that has read all keys.
     pub(in crate::pcache) fn into_parts(self) -> (Index, Option<Position>) {
         (self.index, self.hidden_until)
     }
@@ -143,59 +141,35 @@ impl Replay {
     pub(in crate::pcache) fn note_dropped(&mut self, offset: u64, len: u64) {
         self.dropped.push((offset, len));
     }
-}
 
-impl Pcache {
-    /// Whether a part of the log is still to be replayed.
-    pub fn is_replaying(&self) -> bool {
-        self.background.is_replaying()
+    /// Where a replay that cannot read the log stopped, and the end of its part of the log.
+    pub(in crate::pcache) fn range_left(&self) -> (Position, Position) {
+        (self.at, self.until)
     }
 
-    /// Replays a slice of what is left.
-    pub(in crate::pcache) fn replay_slice(&self, work: &mut Work) {
-        let Some(replay) = &mut work.replay else { return };
-        let slice = work.replay_slice;
-        match replay.read(&self.media, &self.segments, self.crcs.as_ref(), slice) {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(status) => {
-                let at = replay.at;
-                self.background.note(format!(
-                    "the log could not be read a second time ({status} at {at}): clean data is \
-                     read from the backing device"
-                ));
-                // It is unknown which CLEAN keys are hidden: none may outlive the others.
-                let until = replay.until;
-                return self.end_replay(work, Some(until));
+    /// The position before which hidden keys must not outlive others.
+    pub(in crate::pcache) fn hidden_until(&self) -> Option<Position> {
+        self.hidden_until
+    }
+
+    /// Joins up to `count` of all `regions` to the live index. Returns false after the last one.
+    pub(in crate::pcache) fn join(
+        &mut self,
+        index: &Index,
+        stripes: &Stripes,
+        regions: u64,
+        count: u64,
+    ) -> bool {
+        let end = self.joined.saturating_add(count).min(regions);
+        for region in self.joined..end {
+            let stripe = stripes.of(region * REGION_BYTES);
+            let _lock = (!mutants::is(Mutant::JoinedUnlocked)).then(|| stripes.lock(stripe));
+            for &(at, len) in self.dropped.iter().filter(|(at, _)| at / REGION_BYTES == region) {
+                self.index.set(at, len, None);
             }
+            index.join(&mut self.index, region as usize);
         }
-        if self.join_regions(replay, slice) {
-            return;
-        }
-        let hidden_until = replay.hidden_until;
-        self.end_replay(work, hidden_until);
-    }
-
-    fn end_replay(&self, work: &mut Work, hidden_until: Option<Position>) {
-        work.replay = None;
-        self.collector.lock().pass_together(hidden_until);
-        self.background.note_replayed();
-    }
-
-    /// Joins some regions to the live index. `false`: all are joined.
-    fn join_regions(&self, replay: &mut Replay, slice: u64) -> bool {
-        let regions = self.backing.limits().size_bytes.div_ceil(REGION_BYTES);
-        let end = replay.joined.saturating_add(slice).min(regions);
-        for region in replay.joined..end {
-            let offset = region * REGION_BYTES;
-            let stripe = self.stripes.of(offset);
-            let _lock = (!mutants::is(Mutant::JoinedUnlocked)).then(|| self.stripes.lock(stripe));
-            for &(at, len) in replay.dropped.iter().filter(|(at, _)| at / REGION_BYTES == region) {
-                replay.index.set(at, len, None);
-            }
-            self.index.join(&mut replay.index, region as usize);
-        }
-        replay.joined = end;
+        self.joined = end;
         end < regions
     }
 }

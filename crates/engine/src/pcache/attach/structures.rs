@@ -1,21 +1,20 @@
 //! Attaching a cache device: checks, the chain of segments, the tails. The log comes after them
 //! (survey.rs).
 //!
-//! Nothing here or there writes. The result is [`Structures`] and [`Replayed`]; the code that goes
-//! on to serve the cache stores what has to be stored.
+//! The attach does not write. Its result is [`Structures`] and [`Replayed`]; the code that
+//! continues to serve the cache does all stores.
 //!
 //! [`Replayed`]: super::survey::Replayed
 //!
-//! Rules of replay beyond the kernel's (each is a defect of its own there):
-//! 1. The generation is checked before anything else of a key. A stale key removes older keys of
+//! Rules of replay beyond the kernel's (each mends a defect there):
+//! 1. The generation of a key is checked before its other fields. A stale key removes older keys of
 //!    its range instead of making them visible again.
-//! 2. A CLEAN key fills gaps only: dirty data is never hidden by a copy of the backing device.
+//! 2. A CLEAN key fills gaps only: a copy of the backing device's data never hides dirty data.
 //! 3. The end of the log is trusted only if dirty_tail was passed on the way.
 //! 4. Every number is checked before it is used; data CRCs are checked when data is used.
 
 use crate::error::{Error, Kind, Result};
-use crate::rescue::CUT_ADVICE;
-use crate::slots::SlotState;
+use crate::pcache::slots::SlotState;
 use crate::sync::Arc;
 
 use super::chain::load_chain;
@@ -27,19 +26,8 @@ use crate::pcache::layout::{
     KSET_HEADER_BYTES, PAGE_STRIDE, SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT,
     SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC, Sealed, Superblock, Tail,
 };
-use crate::pcache::media::{Found, Media};
-use crate::pcache::salvage::missing;
+use crate::pcache::media::{Found, Media, cut_short};
 use crate::pcache::segment::{SEGMENTS_MIN, Segments};
-
-/// What to do about a log that ends in the middle of damage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum LogDamage {
-    /// Do not attach.
-    #[default]
-    Refuse,
-    /// Go on without what follows the damage, as the kernel does silently.
-    Truncate,
-}
 
 /// The fixed structures, checked.
 #[derive(Debug)]
@@ -69,8 +57,8 @@ pub fn load_structures(media: &Media) -> Result<Structures> {
     let n_segs = info.record.n_segs.get();
     if n_segs < SEGMENTS_MIN || n_segs > seg_num {
         return Err(media.damaged(format_args!(
-            "cache_info: {n_segs} segments in the chain, but the superblock has {seg_num}, and \
-             fewer than {SEGMENTS_MIN} could not be written to"
+            "cache_info: {n_segs} segments in the chain, but the superblock has {seg_num}; a cache \
+             with fewer than {SEGMENTS_MIN} cannot be written"
         )));
     }
     let chain = load_chain(media, info.record.first_segment.get(), n_segs, seg_num)?;
@@ -86,7 +74,7 @@ pub fn load_structures(media: &Media) -> Result<Structures> {
     })
 }
 
-/// A device without room for the fixed structures and a few segments holds no cache.
+/// A device without space for the fixed structures and a few segments cannot hold a cache.
 pub fn check_size(media: &Media) -> Result<()> {
     let len = media.pmem.len_bytes();
     if media.geometry.segments_on(len) >= u64::from(SEGMENTS_MIN) {
@@ -122,12 +110,6 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// Added to an error about a small device: how much is missing, if it is a cache cut short, and
-/// what to do about it.
-pub fn cut_short(media: &Media) -> String {
-    missing(media).map_or_else(String::new, |cut| format!("; {cut}: {CUT_ADVICE}"))
-}
-
 /// cache_info, of a finished format.
 pub fn load_info(media: &Media) -> Result<Found<CacheInfo>> {
     let info = media
@@ -136,7 +118,8 @@ pub fn load_info(media: &Media) -> Result<Found<CacheInfo>> {
     info.ok_or_else(|| {
         media.damaged(format_args!(
             "cache_info is missing (bytes {CACHE_INFO_AT} and {}): a format was interrupted, or \
-             both copies are damaged and the log may hold dirty data; --force-format starts over",
+             both copies are damaged and the log may hold dirty data; if that may be lost, erase \
+             its first 64 KiB, and start over with --force-format",
             CACHE_INFO_AT + PAGE_STRIDE
         ))
     })
@@ -148,12 +131,12 @@ fn load_tail(media: &Media, name: &str, at: u64, n_segs: u32) -> Result<TailOnMe
     })?;
     let position = found.record.position();
     let data_bytes = media.geometry.data_bytes();
-    // After every position there is room for a LAST record at least.
+    // Every position has space for at least a LAST record after it.
     let is_record = position.offset % 8 == 0
         && u64::from(position.offset) + KSET_HEADER_BYTES as u64 <= u64::from(data_bytes);
     if position.segment >= n_segs || !is_record {
         return Err(media.damaged(format_args!(
-            "{name} {position} is not a place in {n_segs} segments of {data_bytes} bytes"
+            "{name} {position} is outside {n_segs} segments of {data_bytes} bytes"
         )));
     }
     Ok(TailOnMedia { position, slot: found.slot })

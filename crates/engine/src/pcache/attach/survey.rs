@@ -7,12 +7,13 @@
 //! a second time: putting a key into the index takes several times as long as checking it, and
 //! requests should not wait for clean data.
 
-use crate::attaching::AttachProgress;
+use crate::base::attaching::AttachProgress;
 use crate::error::{Error, Result};
+use crate::pcache::args::LogDamage;
 
 use super::read::{Batch, Counts, Headers, Rules, Run, Sharing, Told};
 use super::replay::Replay;
-use super::structures::{LogDamage, Structures, has_data_crc};
+use super::structures::{Structures, has_data_crc};
 use super::walk::{Walk, damage_behind, outline};
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::Index;
@@ -21,33 +22,34 @@ use crate::pcache::layout::Position;
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
 
-/// What the log says.
+/// The results of the survey of the log.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Logical block -> place: at least the data that only the cache has.
+    /// Logical block -> place: at least for all data that only the cache has.
     pub index: Index,
-    /// What is still to be replayed into it.
+    /// Keys that are still to be replayed into it.
     pub rest: Option<Replay>,
     /// Checksums of data, with `data_crc`.
     pub crcs: Option<DataCrcs>,
     /// The end of the log.
     pub head: Position,
-    /// Where collection continues; differs from the medium's after damage before dirty_tail.
+    /// Where collection continues; not the medium's key_tail after damage before dirty_tail.
     pub key_tail: Position,
     /// Where write-back continues.
     pub dirty_tail: Position,
     /// Counts of its keys.
     pub counts: Counts,
-    /// The last place in the log after a CLEAN key that other keys hide: it may be older than they
-    /// are (a kernel whose append failed wrote it), and must not outlive them.
+    /// The last position in the log after a CLEAN key that other keys hide: the CLEAN key may be
+    /// older than these (a kernel whose append failed wrote it), and must not outlive them.
     pub hidden_until: Option<Position>,
-    /// Whether keys at or after dirty_tail stand after the last flush mark.
+    /// Whether there are keys at or after dirty_tail and after the last flush mark.
     pub is_unmarked: bool,
-    /// Until write-back has come here, the backing device alone is not the state of any flush.
+    /// Until write-back has reached this position, the state of the backing device alone does not
+    /// match any flush.
     pub torn_until: Option<Position>,
-    /// Whether flush marks are known to stand from `marks_from` on.
+    /// Whether flush marks are known to exist from `marks_from` on.
     pub has_met_marks: bool,
-    /// What was wrong and was tolerated.
+    /// Defects that were tolerated.
     pub notes: Vec<String>,
 }
 
@@ -59,6 +61,8 @@ pub struct Reading<'a> {
     pub log_damage: LogDamage,
     /// A log of at most this many keys is replayed completely.
     pub at_once_max: u64,
+    /// Clean data is older than the backing device: only dirty data counts.
+    pub drops_clean: bool,
     /// How threads share the reading.
     pub sharing: Sharing,
     /// Makes an empty index.
@@ -67,13 +71,20 @@ pub struct Reading<'a> {
     pub progress: &'a AttachProgress,
 }
 
-/// Walks the log: checks every key, finds what is in use, and puts into an index the keys that only
-/// the cache has, or all keys of a short log. The rest is left to [`Replayed::finish`] or to the
-/// running cache.
+/// Walks the log: checks every key, finds the segments in use, and puts into an index the keys
+/// whose data only the cache has, or all keys of a short log. The rest is left to
+/// [`Replayed::finish`] or to the running cache.
 pub fn survey(media: &Media, found: &Structures, reading: &Reading<'_>) -> Result<Replayed> {
     reading.progress.begin("keys of the log", 0);
-    let tails = (found.key_tail.position, found.dirty_tail.position);
-    let mut out = Replayed::new(found, (reading.new_index)(), tails);
+    let mut notes = Vec::new();
+    let tails = match reading.drops_clean {
+        false => (found.key_tail.position, found.dirty_tail.position),
+        true => {
+            let (_, dirty_tail) = believable_tails(media, found, &mut notes)?;
+            (dirty_tail, dirty_tail)
+        }
+    };
+    let mut out = Replayed { notes, ..Replayed::new(found, (reading.new_index)(), tails) };
     let surveyed = Survey::new(media, found, reading, &mut out).walk();
     let has_met = surveyed.as_ref().map_or_else(|(_, has_met)| *has_met, |_| true);
     let is_whole = if has_met {
@@ -87,11 +98,11 @@ pub fn survey(media: &Media, found: &Structures, reading: &Reading<'_>) -> Resul
     };
     if let Some(until) = out.torn_until {
         out.notes.push(format!(
-            "the backing device alone is not consistent until write-back has come to {until}"
+            "the backing device alone is not consistent until write-back has reached {until}"
         ));
     }
-    // With nothing but dirty keys there is nothing left.
-    out.rest = (out.counts.keys_left > 0 && !is_whole)
+    // If all keys are dirty, no key is left.
+    out.rest = (out.counts.keys_left > 0 && !is_whole && !reading.drops_clean)
         .then(|| Replay::new(out.key_tail, out.head, out.counts.keys, out.index.sibling()));
     Ok(out)
 }
@@ -109,17 +120,17 @@ fn believable_tails(
     }
     let from_dirty = outline(media, &found.segments, dirty_tail, key_tail)?;
     if from_dirty.has_met {
-        // An older copy of dirty_tail won. What lies between was written back already.
+        // An older copy of dirty_tail won. The data in between was written back already.
         notes.push(format!(
-            "dirty_tail {dirty_tail} is behind key_tail {key_tail}: everything in the log is \
-             taken for dirty"
+            "dirty_tail {dirty_tail} is behind key_tail {key_tail}: all data in the log counts as \
+             dirty"
         ));
         return Ok((key_tail, key_tail));
     }
     if !from_key.is_clean && (from_dirty.records > 0 || from_dirty.is_clean) {
         notes.push(format!(
             "log damaged at {}, before dirty_tail {dirty_tail}: clean data between them is \
-             dropped, no dirty data is concerned",
+             dropped, and no dirty data is affected",
             from_key.end
         ));
         return Ok((dirty_tail, dirty_tail));
@@ -140,7 +151,7 @@ struct Survey<'a> {
     references: Vec<u32>,
     /// The segments of the log.
     is_log: Vec<bool>,
-    /// What the label says of write-back that was merging across flushes.
+    /// The label's record of write-back that was merging across flushes.
     torn_until: Option<Position>,
     marks_from: Option<Position>,
     is_dirty: bool,
@@ -193,7 +204,8 @@ impl<'a> Survey<'a> {
 
     /// Every record up to the log's end, a batch at a time.
     fn keys(&mut self) -> Result<bool> {
-        let at_once_max = self.reading.at_once_max;
+        let drops_clean = self.reading.drops_clean;
+        let at_once_max = if drops_clean { 0 } else { self.reading.at_once_max };
         let rules = Rules {
             media: self.media,
             segments: self.segments,
@@ -282,7 +294,7 @@ impl<'a> Survey<'a> {
                 Ok(())
             }
             LogDamage::Refuse => Err(self.media.damaged(format_args!(
-                "{what}; `log_damage truncate` in the table goes on without them"
+                "{what}; to continue without them, add `log_damage truncate` to the table"
             ))),
         }
     }
@@ -332,7 +344,7 @@ impl Replayed {
         self.counts.of_log()
     }
 
-    /// Replays what is left, in one go. No requests are served yet.
+    /// Replays all remaining keys in one step. No requests are served yet.
     pub fn finish(&mut self, media: &Media, segments: &Segments) -> Result<()> {
         let Some(mut rest) = self.rest.take() else { return Ok(()) };
         rest.read(media, segments, self.crcs.as_ref(), u64::MAX).map_err(|status| {

@@ -1,18 +1,19 @@
 //! Keys that a dead server left in shared memory: acknowledged, but not in the log.
 //!
-//! They belong to one attach of one medium. If cache_info and the log's end on the medium are those
-//! that the memory knows, and the data of its keys is there, the keys are taken up and logged.
-//! Otherwise the keys must not be used; but they are acknowledged writes, so they are never dropped
-//! silently: if they cannot be recognised because the medium is damaged or is an older copy of
-//! itself, the attach is refused until the user accepts the loss; if the medium was used elsewhere
-//! since, they are lost already, and the attach says so.
+//! The keys belong to one attach of one medium. They are taken up and logged if the medium has the
+//! cache_info and the log's end that the memory records, and also the data of the keys. Otherwise
+//! the keys must not be used. But they are acknowledged writes, so they are never dropped silently.
+//! If they cannot be matched because the medium is damaged or is an older copy of itself, the
+//! attach is refused until the user accepts the loss. If the medium was used elsewhere since, the
+//! keys are lost already, and the attach reports that.
 
+use crate::base::fingerprint::{fingerprint_offsets, mix_fingerprint};
 use crate::error::{Error, Kind, Result};
-use crate::look::{look_places, mix_look};
 use crate::mutants::{self, Mutant};
+use crate::pcache::args::LogDamage;
 use crate::units::human_bytes;
 
-use super::structures::{LogDamage, Structures};
+use super::structures::Structures;
 use super::survey::Replayed;
 use crate::pcache::args::TableArgs;
 use crate::pcache::index::Place;
@@ -27,8 +28,8 @@ use crate::pcache::segment::Segments;
 pub(in crate::pcache) enum Left {
     /// It is this medium's: these keys are taken up.
     Keys(Vec<Key>),
-    /// It is another medium's, of which this is a copy, or which this once was; and the user
-    /// accepts the loss that the note describes.
+    /// The memory belongs to another medium, of which this one is a copy or which this one once
+    /// was; and the user accepts the loss that the note describes.
     OfAnother(String),
 }
 
@@ -53,18 +54,18 @@ pub(in crate::pcache) fn keys_left(
             return Ok(Left::Keys(keys()));
         };
         let what = format!(
-            "{what}: this is an older copy of what the last server had, which died with {} keys \
-             in memory",
+            "{what}: this is an older copy of the medium of the last server, which died with {} \
+             keys in memory",
             left.keys.len()
         );
         if accepts_loss {
-            return Ok(Left::OfAnother(format!("{what}; they are LOST here")));
+            return Ok(Left::OfAnother(format!("{what}; they are LOST")));
         }
         return Err(Error::new(
             Kind::Refused,
             format!(
-                "{}: {what}; attach the newest one, or add `lost_memory accept` to the table to \
-                 go on without them",
+                "{}: {what}; use the newest copy, or add `lost_memory accept` to the table to \
+                 continue without them",
                 media.name()
             ),
         ));
@@ -72,14 +73,14 @@ pub(in crate::pcache) fn keys_left(
     replayed.finish(media, &found.segments)?;
     let Some(lost) = loss(&left, replayed) else { return Ok(nothing) };
     if has_failed {
-        // Their data may be what it was before: it was in flight when the medium failed.
+        // Their data may be an older version: it was in flight when the medium failed.
         replayed.notes.push(format!("{lost}, and they are LOST: the cache device failed then"));
         return Ok(nothing);
     }
     if !left.is_ahead_of(&found.info.record) {
         replayed
             .notes
-            .push(format!("{lost}, and they are LOST: the medium was used otherwise since"));
+            .push(format!("{lost}, and they are LOST: another program has used the medium since"));
         return Ok(nothing);
     }
     let why = format!(
@@ -93,15 +94,15 @@ pub(in crate::pcache) fn keys_left(
     Err(Error::new(
         Kind::Io,
         format!(
-            "{}: {lost}, and cannot be taken up: {why}, or this is an old copy of it; \
-             `lost_memory accept` in the table goes on without them",
+            "{}: {lost}, and cannot be recovered: {why}, or this is an old copy of it; to continue \
+             without them, add `lost_memory accept` to the table",
             media.name()
         ),
     ))
 }
 
-/// Where memory and medium do not match: the log ends elsewhere than it did, or data that a key in
-/// memory names is not there. `head`: the log's end, if that is known.
+/// The difference between memory and medium: the log has another end, or the data of a key in
+/// memory is missing. `head`: the log's end, if it is known.
 pub(in crate::pcache) fn difference(
     media: &Media,
     found: &Structures,
@@ -134,13 +135,14 @@ pub(in crate::pcache) fn difference(
             Some(u64::from_le_bytes(bytes))
         };
         // Unreadable data is damage, which shows when it is used.
-        let [Some(first), Some(middle), Some(last)] = look_places(len as usize).map(word) else {
+        let [Some(first), Some(middle), Some(last)] = fingerprint_offsets(len as usize).map(word)
+        else {
             continue;
         };
-        if mix_look([first, middle, last]) != *look {
+        if mix_fingerprint([first, middle, last]) != *look {
             return Some(format!(
                 "the data of a write of {len} bytes at byte {} of the device, which the last \
-                 server's memory names, is not there (segment {segment}, byte {at})",
+                 server's memory lists, is missing on the medium (segment {segment}, byte {at})",
                 key.off.get()
             ));
         }
@@ -148,7 +150,7 @@ pub(in crate::pcache) fn difference(
     None
 }
 
-/// Whether the log ends where it did, or where it was about to, or in between.
+/// Whether the log ends at its recorded end, or at the end that was about to be, or in between.
 fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bool {
     let is_there = |last: LastSet| {
         let mut crc = [0; 4];
@@ -164,8 +166,8 @@ fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bo
     (head == end.position || is_between) && is_there(end.last)
 }
 
-/// The loss of these keys, in words; `None` if nothing is lost: data that the backing device has,
-/// and keys that reached the log before their server died.
+/// The loss of these keys, in words; `None` if all their data is safe: the backing device has it,
+/// or the keys reached the log before their server died.
 fn loss(left: &LeftBehind, replayed: &Replayed) -> Option<String> {
     let is_logged = |key: &Key| {
         let off = key.off.get();
@@ -178,7 +180,7 @@ fn loss(left: &LeftBehind, replayed: &Replayed) -> Option<String> {
     let bytes = lost.iter().map(|key| u64::from(key.len.get())).sum();
     (!lost.is_empty()).then(|| {
         format!(
-            "the last server had acknowledged, but not flushed, {} writes ({})",
+            "the last server had acknowledged {} writes ({}), but not flushed them",
             lost.len(),
             human_bytes(bytes)
         )
@@ -201,8 +203,7 @@ pub(in crate::pcache) fn take_up(
         }
         let generation = segments.generation(key.segment.get());
         if key.generation.get() > generation {
-            // As with a key in the log: the data that a client was told is there, but cannot be
-            // trusted.
+            // As with a key in the log: a client's acknowledged data exists, but cannot be trusted.
             return Err(media.damaged(format_args!(
                 "a key of the last server has generation {} of segment {}, which has only \
                  reached {generation}",
@@ -210,8 +211,8 @@ pub(in crate::pcache) fn take_up(
                 key.segment.get()
             )));
         }
-        // Logged, written back and collected before its thread had emptied the set, when the
-        // server died: whatever is in that segment now belongs to others.
+        // The server died after the key was logged, written back and collected, but before its
+        // thread had emptied the set: the segment now holds other keys' data.
         if key.generation.get() < generation || segments.is_log(key.segment.get()) {
             continue;
         }
@@ -238,7 +239,8 @@ pub(in crate::pcache) fn log_taken_up(
     keys: &[Key],
     is_mark_owed: bool,
 ) -> Result<()> {
-    // Also before the keys of a server that died owing a mark: clients saw what it had found.
+    // A mark is also due before the keys of a server that died owing a mark: clients saw the state
+    // that it had found.
     if is_mark_owed && !mutants::is(Mutant::AttachUnmarked) {
         log.owe_mark();
     }

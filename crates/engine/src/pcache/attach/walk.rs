@@ -11,6 +11,7 @@ use crate::pcache::layout::{
 };
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
+use crate::recovery::IN_HOLE;
 
 /// A walk along the log that checks its structure.
 pub(in crate::pcache) struct Walk<'a> {
@@ -57,7 +58,7 @@ impl<'a> Walk<'a> {
             Record::Keys(found) => {
                 if next.offset + KSET_HEADER_BYTES as u32 > data_bytes {
                     return Err(self.media.damaged(format_args!(
-                        "log at {position}: key set leaves no room for its end"
+                        "log at {position}: key set leaves no space for its end"
                     )));
                 }
                 keys.clear();
@@ -68,15 +69,16 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether 24 zero bytes stand at the present position, as after every complete log.
+    /// Whether there are 24 zero bytes at the present position, as after every complete log.
     pub(in crate::pcache) fn ends_cleanly(&self) -> bool {
         let mut end = [0xFF; KSET_HEADER_BYTES];
         let at = self.segments.data_at(self.position.segment, self.position.offset);
-        self.media.pmem.load(at, &mut end).is_ok() && end == [0; KSET_HEADER_BYTES]
+        let is_there = !self.media.pmem.was_hole(at, KSET_HEADER_BYTES as u64);
+        is_there && self.media.pmem.load(at, &mut end).is_ok() && end == [0; KSET_HEADER_BYTES]
     }
 }
 
-/// Checks that the log may continue in `segment` after `position`, and notes that it does.
+/// Checks that the log may continue in `segment` after `position`, and records that it does.
 pub(in crate::pcache) fn check_way(
     media: &Media,
     is_log: &mut [bool],
@@ -85,20 +87,20 @@ pub(in crate::pcache) fn check_way(
 ) -> Result<()> {
     let Some(is_log) = is_log.get_mut(segment as usize) else {
         return Err(media.damaged(format_args!(
-            "log at {position}: goes on in segment {segment} of {}",
+            "log at {position}: continues in segment {segment} of {}",
             is_log.len()
         )));
     };
     if std::mem::replace(is_log, true) {
         return Err(
-            media.damaged(format_args!("log at {position}: runs into itself at segment {segment}"))
+            media.damaged(format_args!("log at {position}: has a cycle at segment {segment}"))
         );
     }
     Ok(())
 }
 
-/// Follows the log from `from` to its end; whether `wanted` was passed, where it ended, whether
-/// the end is a clean one, and how many records there were.
+/// The result of following the log from `from` to its end: whether `wanted` was passed, the end and
+/// whether it is a clean one, and the number of records.
 pub(in crate::pcache) struct Outline {
     pub(in crate::pcache) has_met: bool,
     pub(in crate::pcache) end: Position,
@@ -131,12 +133,18 @@ pub(in crate::pcache) fn outline(
 }
 
 /// The damage after a log's end that is not zeroes: such a log ends in a torn append, or in damage.
-/// It is damage if a record follows that was appended later.
+/// If a record follows that was appended later, it is damage.
 pub(in crate::pcache) fn damage_behind(
     media: &Media,
     segments: &Segments,
     end: Position,
 ) -> Result<Option<String>> {
+    // The log is zeroed ahead of its end, so data was stored at this end, and the hole is a loss.
+    if media.pmem.was_hole(segments.data_at(end.segment, end.offset), KSET_HEADER_BYTES as u64) {
+        return Ok(Some(format!(
+            "the log ends at {end}, which {IN_HOLE}: flushed writes may be lost"
+        )));
+    }
     let mut bytes = vec![0; (media.geometry.data_bytes() - end.offset) as usize];
     segments
         .load(end.segment, end.offset, &mut bytes)
@@ -148,17 +156,17 @@ pub(in crate::pcache) fn damage_behind(
         ))
     } else if is_damaged_last(&bytes) {
         Some(format!(
-            "log damaged at {end}: it goes on in another segment, but which one cannot be read, \
-             so flushed writes may be lost"
+            "log damaged at {end}: it continues in another segment, but the number of that segment \
+             cannot be read, so flushed writes may be lost"
         ))
     } else {
         None
     })
 }
 
-/// How far after `end` a record stands that was surely appended later: a whole key set with current
-/// keys, or a record that leads to the next segment. Records after a long stretch of zeroes are
-/// old: the log is zeroed ahead of itself.
+/// How far after `end` a record follows that was surely appended later: a whole key set with
+/// current keys, or a record that leads to the next segment. Records after a long stretch of zeroes
+/// are old, because the log is zeroed ahead of its end.
 fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
     let mut zeroes = 0;
     for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
@@ -178,8 +186,8 @@ fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Whether a LAST record stands there whose CRC is wrong. It is not a torn one: in that, some
-/// stores of eight bytes are missing, over bytes that were zero, so one of its words is zero.
+/// Whether there is a LAST record with a wrong CRC. A torn one looks different: some stores of
+/// eight bytes are missing over bytes that were zero, so one of its words is zero.
 fn is_damaged_last(end: &[u8]) -> bool {
     let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
     let (magic, flags) = (header.magic.get(), header.flags.get());

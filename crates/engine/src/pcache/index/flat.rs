@@ -1,7 +1,7 @@
-//! Arrays with an entry for each block, for regions that have many. A region that has few again
-//! gives its array back, and another one takes it. The memory is still an array of entries then: a
-//! reader that still uses it finds entries, only not its own, and notices by the region's form,
-//! which has changed.
+//! Arrays with an entry for each block, for regions with many entries. A region with few entries
+//! gives its array back, and another region takes it. The memory is still an array of entries then.
+//! A reader that still uses the old array reads entries of another region, and notices this by its
+//! own region's form, which has changed.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ const CHUNK: usize = 4;
 /// The entries of a region, by block.
 pub(super) type Flat = [AtomicU64];
 
-/// How a region keeps its entries: in an array, or packed; and how often that has changed.
+/// The form of a region's entries: in an array, or packed; and how often it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form(pub(super) u64);
 
@@ -78,7 +78,7 @@ impl Flats {
     /// Gives back an array that no region's form names any more.
     pub(super) fn give_back(&self, nth: u32) {
         let Some(array) = self.of(Form(0).next(Some(nth))) else { return };
-        // A reader that sees an emptied entry sees the region's new form, too.
+        // A reader that sees an emptied entry also sees the region's new form.
         let order = match mutants::is(Mutant::ClearedRelaxed) {
             true => Ordering::Relaxed,
             false => Ordering::Release,

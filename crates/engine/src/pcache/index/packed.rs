@@ -1,5 +1,5 @@
-//! The entries of a region that has few: a bit for each block, and the entries that are not empty,
-//! in the order of their blocks.
+//! The entries of a region with few: a bit for each block, and the non-empty entries in the order
+//! of their blocks.
 
 use super::REGION_BLOCKS;
 
@@ -75,7 +75,7 @@ impl Packed {
         usize::from(self.before[word]) + within.count_ones() as usize
     }
 
-    /// Turns a block's bit; `change` is added to what stands before later words.
+    /// Flips a block's bit; `change` is added to the counts before later words.
     fn flip(&mut self, block: usize, change: u16) {
         let word = block / WORD_BITS;
         self.present[word] ^= 1 << (block % WORD_BITS);

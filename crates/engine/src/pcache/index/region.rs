@@ -2,10 +2,10 @@
 //! once they are many.
 //!
 //! A form changes under the stripe's lock *and* the side's. So a holder of either lock may rely on
-//! it; a reader, which holds none, checks the form again after it has read an entry.
+//! it. A reader without a lock checks the form again after it has read an entry.
 
+use crate::base::prefetch::prefetch;
 use crate::mutants::{self, Mutant};
-use crate::near::bring_near;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::{BLOCK, SECTOR};
@@ -36,11 +36,11 @@ pub(super) struct Side {
     pub(super) free: Vec<u32>,
 }
 
-/// What a sweep leaves.
+/// The values that a sweep keeps.
 pub(super) struct Wanted<L, G> {
     /// Whether a place's generation still holds.
     pub(super) is_live: L,
-    /// Whether the time at which a block was dropped still matters.
+    /// Whether the time at which a block was dropped is still needed.
     pub(super) remembers: G,
 }
 
@@ -49,7 +49,7 @@ impl Region {
         Form(self.form.load(Ordering::Relaxed))
     }
 
-    /// The entry of a block, for who holds no lock.
+    /// The entry of a block, for callers without a lock.
     pub(super) fn entry(&self, flats: &Flats, block: usize) -> u64 {
         loop {
             let form = Form(self.form.load(Ordering::Acquire));
@@ -68,7 +68,7 @@ impl Region {
         }
     }
 
-    /// The entry of a block, for who holds the side's lock.
+    /// The entry of a block, for callers with the side's lock.
     fn entry_beside(&self, flats: &Flats, side: &Side, block: usize) -> u64 {
         match flats.of(self.form()) {
             Some(array) => array[block].load(Ordering::Relaxed),
@@ -76,7 +76,7 @@ impl Region {
         }
     }
 
-    /// All entries that are not empty, with their blocks, for who holds the side's lock.
+    /// All entries that are not empty, with their blocks, for callers with the side's lock.
     fn each_entry(&self, flats: &Flats, side: &Side, mut see: impl FnMut(usize, u64)) {
         let Some(array) = flats.of(self.form()) else {
             return side.packed.iter().for_each(|(block, entry)| see(block, entry));
@@ -104,7 +104,8 @@ impl Region {
         let Some((next, array)) = next.and_then(|next| Some((next, flats.of(next)?))) else {
             return;
         };
-        // Who sees an entry in an array that was another region's sees that region's new form, too.
+        // A thread that sees an entry in an array of another region also sees that region's new
+        // form.
         let order = match mutants::is(Mutant::ArrayRelaxed) {
             true => Ordering::Relaxed,
             false => Ordering::Release,
@@ -125,15 +126,15 @@ impl Region {
         flats.give_back(nth);
     }
 
-    /// Nobody sees the region any more.
+    /// The last user of the region is gone.
     pub(super) fn retire(&self, flats: &Flats) {
         if let Some(nth) = self.form().array() {
             flats.give_back(nth);
         }
     }
 
-    /// Makes `[from, from + len)` of the region point to `place` on, or to nothing. The stripe is
-    /// locked.
+    /// Makes `[from, from + len)` of the region point to `place` and the places after it, or to no
+    /// place. The stripe is locked.
     pub(super) fn set(&self, flats: &Flats, from: u64, len: u64, place: Option<Place>) {
         let mut held: Option<MutexGuard<'_, Side>> = None;
         let end = from + len;
@@ -157,8 +158,8 @@ impl Region {
         }
     }
 
-    /// Replaces a whole block in an array, and frees the row it may have had. What overwrites
-    /// something is a use of the block.
+    /// Replaces a whole block in an array, and frees its row, if it had one. Overwriting counts as
+    /// a use of the block.
     fn set_flat(&self, array: &Flat, block: usize, entry: u64) {
         let old = array[block].load(Ordering::Relaxed);
         let entry = with_uses_after(entry, old);
@@ -212,8 +213,8 @@ impl Region {
         self.put(flats, side, block, with_uses_after(entry, old));
     }
 
-    /// Counts a use of a block, without the stripe's lock. When the entry changes meanwhile, the
-    /// use belongs to what was there.
+    /// Counts a use of a block, without the stripe's lock. If the entry changes meanwhile, the use
+    /// counts for the earlier entry.
     pub(super) fn note_use(&self, flats: &Flats, block: usize) {
         let used = |entry: u64| {
             (entry & USES_MASK != USES_MASK && is_cached(entry)).then(|| entry + (1 << USES_SHIFT))
@@ -222,7 +223,8 @@ impl Region {
         if let Some(array) = flats.of(form) {
             let seen = array[block].load(Ordering::Relaxed);
             if let Some(next) = used(seen) {
-                // No two regions ever have the same place, so at worst a row of another's counts.
+                // No two regions ever have the same place, so at worst another block's row gets the
+                // count.
                 let (entry, order) = (&array[block], Ordering::Relaxed);
                 let _ = entry.compare_exchange(seen, next, order, order);
             }
@@ -236,7 +238,7 @@ impl Region {
         }
     }
 
-    /// Replaces an entry by what `change` makes of it; `None`: it stays. The stripe is locked.
+    /// Replaces an entry by the result of `change`; `None`: no change. The stripe is locked.
     pub(super) fn change(
         &self,
         flats: &Flats,
@@ -263,7 +265,7 @@ impl Region {
         });
     }
 
-    /// Takes over of an older entry, with its row, what is a gap here.
+    /// Fills the gaps of a block from an older entry, with its row.
     fn join_block(
         &self,
         flats: &Flats,
@@ -294,8 +296,8 @@ impl Region {
         self.put(flats, side, block, entry | uses);
     }
 
-    /// Drops what nobody wants to know any more, and takes the form that fits what is left. The
-    /// stripe is locked.
+    /// Drops unneeded values, and takes the form that fits the remaining entries. The stripe is
+    /// locked.
     pub(super) fn sweep(
         &self,
         flats: &Flats,
@@ -324,8 +326,8 @@ impl Region {
         }
     }
 
-    /// Within its block, the run from byte `from` on, at most `len` bytes: where `seen` is the
-    /// entry's value and names a row.
+    /// The run within a block from byte `from` on, at most `len` bytes, if the entry's value is
+    /// `seen` and names a row.
     pub(super) fn step_in_row(
         &self,
         flats: &Flats,
@@ -360,8 +362,8 @@ impl Region {
     /// Brings the entry of a block near, or what leads there.
     pub(super) fn touch(&self, flats: &Flats, block: usize) {
         match flats.of(Form(self.form.load(Ordering::Acquire))) {
-            Some(array) => bring_near(&array[block]),
-            None => bring_near(self),
+            Some(array) => prefetch(&array[block]),
+            None => prefetch(self),
         }
     }
 
@@ -369,7 +371,7 @@ impl Region {
     pub(super) fn touch_row(&self, flats: &Flats, block: usize) {
         let entry = self.entry(flats, block);
         if entry >> KIND_SHIFT == KIND_ROW {
-            lock(&self.side).rows.get(entry as u32).map(bring_near);
+            lock(&self.side).rows.get(entry as u32).map(prefetch);
         }
     }
 
@@ -412,8 +414,8 @@ impl<L: Fn(Place) -> bool, G: Fn(u64) -> bool> Wanted<L, G> {
 }
 
 impl Side {
-    /// The entry that says the same as a row. A row that none is needed for is free; who reads it
-    /// looks at the entry again, under the same lock.
+    /// The entry that is equivalent to a row. A row that is not needed becomes free; its readers
+    /// check the entry again, under the same lock.
     fn entry_of(&mut self, row: u32) -> u64 {
         match whole_block(&self.rows[row]) {
             Some(whole) => {
@@ -424,7 +426,7 @@ impl Side {
         }
     }
 
-    /// A row whose sectors continue what `entry` said of the whole block.
+    /// A row whose sectors have the places that `entry` gave to the whole block.
     fn new_row(&mut self, entry: u64) -> u32 {
         let row = row_continuing(entry);
         match self.free.pop() {
@@ -437,7 +439,7 @@ impl Side {
     }
 }
 
-/// The sectors of a block that `entry` says is whole, or nothing.
+/// The sectors of a block whose `entry` is whole or empty.
 fn row_continuing(entry: u64) -> Row {
     let whole = Place::unpack(entry);
     std::array::from_fn(|nth| whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack()))

@@ -1,5 +1,5 @@
-//! The rows of a region's side table, in chunks: a table that grows copies nothing and takes no
-//! more memory than it needs.
+//! The rows of a region's side table, in chunks: a growing table is not copied, and takes no more
+//! memory than it needs.
 
 use std::ops::{Index, IndexMut};
 
@@ -40,7 +40,7 @@ impl Rows {
         Some(&chunk[number as usize % CHUNK])
     }
 
-    /// Bytes of memory beside the value itself.
+    /// Bytes of memory in addition to the value itself.
     pub(super) fn memory_bytes(&self) -> u64 {
         let table = self.chunks.capacity() * size_of::<Box<[Row]>>();
         (table + self.chunks.len() * CHUNK * size_of::<Row>()) as u64

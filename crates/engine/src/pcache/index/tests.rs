@@ -92,7 +92,7 @@ fn what_joins_fills_gaps_only() {
     }
 }
 
-/// Rows that no entry names are free, and no row is somebody's twice.
+/// Rows that no entry names are free, and no row has two owners.
 fn check_rows(index: &Index) {
     for region in index.regions.iter().filter_map(OnceLock::get) {
         let entries = (0..REGION_BLOCKS).map(|block| region.entry(&index.flats, block));
@@ -106,7 +106,8 @@ fn check_rows(index: &Index) {
     }
 }
 
-/// A cache of 4096 blocks of which 40 per region, then all of one region after the other, are kept.
+/// A cache of 4096 blocks keeps 40 blocks for each region, then all blocks of one region after the
+/// other.
 #[test]
 fn memory_follows_what_is_cached() {
     let regions = 512;
@@ -129,7 +130,7 @@ fn memory_follows_what_is_cached() {
         let is_live = |place: Place| place.is_of(2 + round);
         (0..regions).for_each(|region| index.sweep(region, is_live, |_| false));
         assert_eq!(index.cached_bytes(is_live), 4096 * BLOCK);
-        // Of the arrays, eight may be there; the regions themselves stay.
+        // Eight arrays may exist; the regions themselves stay.
         let bytes = index.memory_bytes() - empty;
         let fixed = regions * size_of::<Region>() as u64;
         assert!(bytes < fixed + 13 * 4 * 8192, "{bytes} bytes in round {round}");
@@ -194,7 +195,7 @@ fn arrays_that_move_show_nobody_another_regions_places() {
     let place = |region: u64| Some(Place::new(region as u32, 0, 7));
     (0..2).for_each(|region| index.set(region * REGION_BYTES, BLOCK, place(region)));
     let is_over = AtomicBool::new(false);
-    // One region after the other is flat, and takes the array that the other one had.
+    // One region after the other is flat, and takes the array of the previous one.
     let change = || {
         for round in 0..4000 {
             let region = round % 2;
@@ -213,7 +214,7 @@ fn arrays_that_move_show_nobody_another_regions_places() {
             index.note_use(at, BLOCK);
         }
     };
-    crate::crew::each(&mut [true, false, false], |changes| match changes {
+    crate::base::parallel::each(&mut [true, false, false], |changes| match changes {
         true => change(),
         false => {
             while !is_over.load(Ordering::Relaxed) {

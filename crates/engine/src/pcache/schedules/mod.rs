@@ -1,44 +1,43 @@
-//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache so
-//! small that everything happens close together, judged by what clients may see and by the
-//! accounts.
+//! Test cases for the tests of schedules (`crate::schedules` runs them): a few threads on a cache
+//! so small that all of them collide, judged by the data that clients may see and by the accounts.
 //!
-//! `world` is the cache that stories need, `whole` has stories of a whole cache with its
-//! device and in-process callers, `parts` those of single modules.
+//! `fixture` is the cache that the test cases need. `whole` has test cases of a whole cache with
+//! its device and in-process callers, `parts` has test cases of single modules.
 
+mod fixture;
 mod parts;
 mod whole;
-mod world;
 
 use super::Pcache;
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, Key, Record};
-use crate::schedules::Story;
+use crate::schedules::Case;
 
 /// All of them.
-pub(crate) const STORIES: &[Story] = &[
-    Story { name: "spaces", play: parts::spaces, times: 8 },
-    Story { name: "checks", play: parts::checks, times: 4 },
-    Story { name: "rows", play: parts::rows, times: 8 },
-    Story { name: "overlap", play: whole::overlap, times: 1 },
-    Story { name: "reuse", play: whole::reuse, times: 1 },
-    Story { name: "fills", play: whole::fills, times: 1 },
-    Story { name: "full", play: whole::full, times: 4 },
-    Story { name: "zeroes", play: whole::zeroes, times: 1 },
-    Story { name: "shared", play: whole::shared, times: 2 },
-    Story { name: "alone", play: whole::alone, times: 2 },
-    Story { name: "sleep", play: whole::sleep, times: 2 },
-    Story { name: "suspend", play: whole::suspend, times: 1 },
-    Story { name: "rest", play: whole::rest, times: 2 },
-    Story { name: "damage", play: whole::damage, times: 2 },
-    Story { name: "late", play: whole::late, times: 1 },
-    Story { name: "joins", play: whole::joins, times: 2 },
-    Story { name: "cut", play: whole::cut, times: 1 },
-    Story { name: "dies", play: whole::dies, times: 1 },
-    Story { name: "moves", play: whole::moves, times: 2 },
+pub(crate) const CASES: &[Case] = &[
+    Case { name: "spaces", play: parts::spaces, times: 8 },
+    Case { name: "checks", play: parts::checks, times: 4 },
+    Case { name: "rows", play: parts::rows, times: 8 },
+    Case { name: "overlap", play: whole::overlap, times: 1 },
+    Case { name: "reuse", play: whole::reuse, times: 1 },
+    Case { name: "fills", play: whole::fills, times: 1 },
+    Case { name: "full", play: whole::full, times: 4 },
+    Case { name: "zeroes", play: whole::zeroes, times: 1 },
+    Case { name: "shared", play: whole::shared, times: 2 },
+    Case { name: "alone", play: whole::alone, times: 2 },
+    Case { name: "sleep", play: whole::sleep, times: 2 },
+    Case { name: "suspend", play: whole::suspend, times: 1 },
+    Case { name: "rest", play: whole::rest, times: 2 },
+    Case { name: "damage", play: whole::damage, times: 2 },
+    Case { name: "late", play: whole::late, times: 1 },
+    Case { name: "joins", play: whole::joins, times: 2 },
+    Case { name: "cut", play: whole::cut, times: 1 },
+    Case { name: "dies", play: whole::dies, times: 1 },
+    Case { name: "moves", play: whole::moves, times: 2 },
 ];
 
 impl Pcache {
-    /// What is wrong with the accounts, if anything. Nobody is at work.
+    /// The errors in the accounts, if there are any. No thread is at work.
     fn audit(&self) -> Result<(), String> {
         let work = self.background.lock();
         if work.writeback.is_stuck() || self.collector.lock().is_stuck() {
@@ -89,7 +88,7 @@ impl Pcache {
         self.segments.audit(&segments)
     }
 
-    /// The checksum of a key's data must be known where it is asked for.
+    /// A key's data must have a known checksum wherever a read needs it.
     fn audit_crc(&self, key: &Key) -> Result<(), String> {
         let (segment, offset) = (key.segment.get(), key.segment_off.get());
         match &self.crcs {

@@ -1,24 +1,24 @@
-//! Stories of single modules: segments with their accounts, the index with its rows.
+//! Test cases of single modules: segments with their accounts, the index with its rows.
 
 use shuttle::thread;
 
-use super::world::GEOMETRY;
-use crate::pcache::attach::SegmentOnMedia;
+use super::fixture::GEOMETRY;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::{Index, Place};
 use crate::pcache::layout::{REGION_BYTES, SEGMENTS_AT};
 use crate::pcache::media::Media;
 use crate::pcache::retention::Class;
+use crate::pcache::segment::SegmentOnMedia;
 use crate::pcache::segment::{Segments, Space};
+use crate::pcache::slots::SlotState;
 use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::prng::Prng;
 use crate::schedules::history::{History, INITIAL};
-use crate::slots::SlotState;
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::{BLOCK, SECTOR};
 
-/// Every other thread's data goes to the main part.
+/// The data of every other thread is stored in the main part.
 fn class_of(port: usize) -> Class {
     if port.is_multiple_of(2) { Class::Window } else { Class::Main }
 }
@@ -90,8 +90,8 @@ pub fn spaces(mut prng: Prng) {
     segments.audit(&[]).unwrap_or_else(|wrong| panic!("accounts: {wrong}"));
 }
 
-/// One segment is all that data may have, so it is taken again as soon as it is free: what was
-/// known of its old data must be gone by then.
+/// Only one segment may hold data, so it is used again when it becomes free: by then the
+/// checksums of its old data must be gone.
 pub fn checks(_: Prng) {
     let segments = segments(4);
     segments.mark_log(0);
@@ -120,8 +120,8 @@ pub fn checks(_: Prng) {
     segments.audit(&[]).unwrap_or_else(|wrong| panic!("accounts: {wrong}"));
 }
 
-/// Blocks change between whole and in pieces, so that rows come, go and are used again, while
-/// readers look without a lock. Two regions become flat and are packed again, and have the same
+/// Blocks change between whole and in pieces, so that rows are used, freed and used again, while
+/// readers read without a lock. Two regions become flat and are packed again, and have the same
 /// arrays one after the other.
 pub fn rows(mut prng: Prng) {
     let index = Arc::new(Index::with_flats(2 * REGION_BYTES, FLAT_FROM));
@@ -171,10 +171,11 @@ pub fn rows(mut prng: Prng) {
     history.judge();
 }
 
-/// Blocks for which a region becomes flat; with what `rows` looks at alone it is packed again.
+/// The number of blocks at which a region becomes flat; with only the blocks of `rows` it is packed
+/// again.
 const FLAT_FROM: usize = 8;
 
-/// This many blocks that are never read come to a region and go again.
+/// This many blocks that are never read are added to a region and removed again.
 fn pass_through(index: &Index, stripe: &Mutex<()>, region: u64) {
     let guard = lock(stripe);
     let (at, len) = (region * REGION_BYTES + 16 * BLOCK, FLAT_FROM as u64 * BLOCK);
@@ -190,7 +191,7 @@ fn region_of(prng: &mut Prng) -> u64 {
     prng.below(2) * REGION_BYTES / SECTOR
 }
 
-/// Which part of a data area is for a byte of the device: no two of `rows` have the same.
+/// The part of a data area for a byte of the device: no two of `rows` have the same.
 fn offset_for(at: u64) -> u32 {
     (at / REGION_BYTES * BLOCK * 4 + at % REGION_BYTES) as u32
 }

@@ -1,15 +1,15 @@
-//! Stories of a whole cache: its device, in-process callers with their waking, the background.
+//! Test cases of a whole cache: its device, in-process callers with their wake-ups, the background.
 
 use shuttle::thread;
 
-use super::world::{Plan, World};
+use super::fixture::{Fixture, Plan};
 use crate::disk::{Disk, Ring};
 use crate::error::Status;
 use crate::local::ManualClock;
 use crate::pcache::Pcache;
 use crate::prng::Prng;
-use crate::schedules::scene::deaths;
-use crate::schedules::stage::{Client, Frozen, Origin, Part, content, together};
+use crate::schedules::base::deaths;
+use crate::schedules::simulator::{Client, Frozen, Origin, Part, content, together};
 use crate::target::{Port, Target};
 use crate::units::SECOND;
 
@@ -21,18 +21,18 @@ fn any_table(prng: &mut Prng) -> &'static str {
     if prng.one_in(3) { "C B 2 data_crc true" } else { "C B 0" }
 }
 
-/// A part: what one client does.
+/// A part: the actions of one client.
 fn part(
-    world: &World,
+    fixture: &Fixture,
     prng: &mut Prng,
     act: impl FnOnce(&mut Client, &mut Prng) + Send + 'static,
 ) -> Part {
-    let mut client = world.client();
+    let mut client = fixture.client();
     let mut prng = Prng::new(prng.next_u64());
     Box::new(move || act(&mut client, &mut prng))
 }
 
-/// One of everything that a client may ask, within two blocks of each stripe.
+/// One request of any kind that a client may make, within two blocks of each stripe.
 fn anything(client: &mut Client, prng: &mut Prng) {
     let base = if prng.one_in(3) { OTHER } else { 0 };
     let from = prng.below(16);
@@ -54,32 +54,32 @@ const TWO_BLOCKS: &[(u64, u64)] = &[(0, 16), (OTHER, 16)];
 /// Clients that overlap in all ways, with write-back and collection at work.
 pub fn overlap(mut prng: Prng) {
     let table = any_table(&mut prng);
-    let world = World::new(Plan { segments: 9, table, areas: TWO_BLOCKS });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 9, table, areas: TWO_BLOCKS });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             (0..5).for_each(|_| anything(client, prng));
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Whole blocks are written and read while their segments are reused again and again.
 pub fn reuse(mut prng: Prng) {
     let table = any_table(&mut prng);
-    let world = World::new(Plan { segments: 7, table, areas: &[(0, 24)] });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 7, table, areas: &[(0, 24)] });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..2 {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             for _ in 0..5 {
                 client.write(prng.below(3) * 8, 8, false);
             }
         }));
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             for _ in 0..5 {
                 let from = prng.below(20);
                 client.read(from, 1 + prng.below(8).min(23 - from)).unwrap();
@@ -87,17 +87,17 @@ pub fn reuse(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// Reads of what the cache does not have, with writes that overtake them.
+/// Reads of data that is not cached, with concurrent writes.
 pub fn fills(mut prng: Prng) {
-    let world = World::new(Plan { segments: 8, table: "C B 0", areas: &[(0, 16)] });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 8, table: "C B 0", areas: &[(0, 16)] });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(part(&world, &mut prng, move |client, prng| {
+        parts.push(part(&fixture, &mut prng, move |client, prng| {
             for _ in 0..4 {
                 let (block, from) = (prng.below(2) * 8, prng.below(6));
                 match nth {
@@ -109,22 +109,22 @@ pub fn fills(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// More is written than there is room for, and time stands still: a write that waits must be woken
-/// by what happens, not by a clock.
+/// Clients write more than fits into the cache, and time does not advance: events must wake a
+/// waiting write, not a clock.
 pub fn full(mut prng: Prng) {
-    let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
-    // The log gets somewhere, so that it needs another segment at some time.
-    let mut first = world.client_alone();
+    let fixture = Fixture::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
+    // The log is advanced, so that it needs another segment at some time.
+    let mut first = fixture.client_alone();
     (0..prng.below(50)).for_each(|_| first.write(0, 1, true));
     drop(first);
-    let keeper = world.keep(Frozen);
+    let background = fixture.start_background(Frozen);
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(part(&world, &mut prng, move |client, prng| {
+        parts.push(part(&fixture, &mut prng, move |client, prng| {
             for _ in 0..1 + prng.below(5) {
                 let block = (nth + prng.below(2)) * 8;
                 client.write(block, 8, prng.one_in(4));
@@ -135,17 +135,17 @@ pub fn full(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Discards, which share zeroes, while the background takes the zeroes away again.
 pub fn zeroes(mut prng: Prng) {
-    let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 32)] });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 32)] });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(part(&world, &mut prng, move |client, prng| match nth {
+        parts.push(part(&fixture, &mut prng, move |client, prng| match nth {
             0 | 1 => {
                 for at in 0..4 {
                     let len = 1 + prng.below(2);
@@ -159,17 +159,17 @@ pub fn zeroes(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// A few discards share zeroes, and somebody takes those away at just that time.
+/// A few discards share zeroes, and another thread removes the zeroes at the same time.
 pub fn shared(mut prng: Prng) {
-    let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 16)] });
-    let mut parts = vec![part(&world, &mut prng, |client, prng| {
+    let fixture = Fixture::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 16)] });
+    let mut parts = vec![part(&fixture, &mut prng, |client, prng| {
         (0..3).for_each(|_| client.discard(prng.below(15), 1));
     })];
-    let cache = world.cache.clone();
+    let cache = fixture.cache.clone();
     parts.push(Box::new(move || {
         for _ in 0..3 {
             cache.drop_zero_extent();
@@ -179,28 +179,28 @@ pub fn shared(mut prng: Prng) {
         }
     }));
     together(parts);
-    world.judge();
+    fixture.judge();
 }
 
 /// One writer fills the cache, and only the background can help.
 pub fn alone(mut prng: Prng) {
-    let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
-    let keeper = world.keep(Frozen);
-    together(vec![part(&world, &mut prng, |client, prng| {
+    let fixture = Fixture::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
+    let background = fixture.start_background(Frozen);
+    together(vec![part(&fixture, &mut prng, |client, prng| {
         let first = prng.below(4);
         (first..first + 8).for_each(|nth| client.write(nth % 4 * 8, 8, false));
     })]);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Writes with pauses, in which the background may fall asleep. It must do its work anyway.
 pub fn sleep(mut prng: Prng) {
-    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..1 + prng.below(2) {
-        parts.push(part(&world, &mut prng, move |client, prng| {
+        parts.push(part(&fixture, &mut prng, move |client, prng| {
             for _ in 0..1 + prng.below(2) {
                 let pause = if prng.one_in(2) { 0 } else { prng.below(30) };
                 (0..pause).for_each(|_| thread::yield_now());
@@ -210,28 +210,30 @@ pub fn sleep(mut prng: Prng) {
     }
     together(parts);
     let mut looks = 0;
-    while world.device.dirty().bytes > 0 {
+    while fixture.device.dirty().bytes > 0 {
         looks += 1;
         assert!(looks < 2000, "the background sleeps while data is dirty");
         thread::yield_now();
     }
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// Suspends and resumes while clients and the background are at work: between them, nothing moves.
+/// Suspends and resumes while clients and the background are at work: between suspend and resume,
+/// no data changes.
 pub fn suspend(mut prng: Prng) {
-    let world = World::new(Plan { segments: 8, table: "C B 0", areas: TWO_BLOCKS });
-    // As with a drain before a suspend: write-back does not wait for anything.
-    world.device.set_draining(prng.one_in(2));
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 8, table: "C B 0", areas: TWO_BLOCKS });
+    // As with a drain before a suspend: write-back does not wait.
+    fixture.device.set_draining(prng.one_in(2));
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..1 + prng.below(2) {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             (0..3).for_each(|_| anything(client, prng));
         }));
     }
-    let (device, twin, origin) = (world.device.clone(), world.twin.clone(), world.origin.clone());
+    let (device, sim, origin) =
+        (fixture.device.clone(), fixture.sim.clone(), fixture.origin.clone());
     let pauses = prng.below(30);
     parts.push(Box::new(move || {
         (0..pauses).for_each(|_| thread::yield_now());
@@ -239,15 +241,15 @@ pub fn suspend(mut prng: Prng) {
         while !device.finish_suspend().unwrap() {
             thread::yield_now();
         }
-        let before = (twin.image(), origin.works());
+        let before = (sim.image(), origin.works());
         (0..30).for_each(|_| thread::yield_now());
-        assert!(twin.image() == before.0, "the cache changes while it is suspended");
+        assert!(sim.image() == before.0, "the cache changes while it is suspended");
         assert_eq!(origin.works(), before.1, "the backing device is used while suspended");
         device.resume().unwrap();
     }));
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Ticks, each with all the I/O that it wants.
@@ -263,52 +265,53 @@ fn tick(cache: &Pcache, origin: &Origin, times: std::ops::Range<u64>) {
     }
 }
 
-/// A cache is suspended while its background is at work: then that has an end.
+/// A cache is suspended while its background is at work: the background must come to rest.
 pub fn rest(mut prng: Prng) {
-    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    world.cache.set_draining(true);
-    let mut client = world.client();
+    let fixture = Fixture::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    fixture.cache.set_draining(true);
+    let mut client = fixture.client();
     for _ in 0..1 + prng.below(3) {
         client.write(prng.below(8), 1 + prng.below(4), prng.one_in(2));
     }
     drop(client);
     if prng.one_in(2) {
-        // Nothing is dirty any more, but the log is to be collected.
-        tick(&world.cache, &world.origin, 1..4);
-        world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
+        // The cache is clean, but the log is to be collected.
+        tick(&fixture.cache, &fixture.origin, 1..4);
+        fixture.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
     }
-    let (cache, origin) = (world.cache.clone(), world.origin.clone());
+    let (cache, origin) = (fixture.cache.clone(), fixture.origin.clone());
     let ticking = thread::spawn(move || tick(&cache, &origin, 4..7));
-    world.cache.suspend().unwrap();
-    while !world.cache.is_idle() {
+    fixture.cache.suspend().unwrap();
+    while !fixture.cache.is_idle() {
         thread::yield_now();
     }
-    let before = (world.twin.image(), world.origin.works());
+    let before = (fixture.sim.image(), fixture.origin.works());
     ticking.join().unwrap();
-    assert!(world.twin.image() == before.0, "the cache changes while it is suspended");
-    assert_eq!(world.origin.works(), before.1, "the backing device is used while suspended");
-    world.cache.resume().unwrap();
-    world.judge();
+    assert!(fixture.sim.image() == before.0, "the cache changes while it is suspended");
+    assert_eq!(fixture.origin.works(), before.1, "the backing device is used while suspended");
+    fixture.cache.resume().unwrap();
+    fixture.judge();
 }
 
-/// Dirty data is damaged, and leaves the cache while it is read: outdated data must not show.
+/// Dirty data is damaged, and is dropped from the cache while it is read: outdated data must not
+/// show.
 pub fn damage(mut prng: Prng) {
     let table = "C B 2 data_crc true";
-    let world = World::new(Plan { segments: 9, table, areas: &[(32, 16)] });
-    let mut first = world.client();
+    let fixture = Fixture::new(Plan { segments: 9, table, areas: &[(32, 16)] });
+    let mut first = fixture.client();
     // Each is a batch of its own when it is written back, and a segment of its own.
     for sector in DAMAGED {
         first.write(sector, 8, true);
         let tag = first.read(sector, 1).unwrap()[0];
-        world.twin.corrupt(&content(sector, 1, tag));
+        fixture.sim.corrupt(&content(sector, 1, tag));
     }
     drop(first);
-    world.device.set_draining(true);
-    world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
-    let keeper = world.keep(ManualClock::default());
+    fixture.device.set_draining(true);
+    fixture.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             for _ in 0..6 {
                 match client.read(DAMAGED[prng.below(4) as usize], 1) {
                     Ok(_) | Err(Status::Corrupt) => {}
@@ -318,31 +321,31 @@ pub fn damage(mut prng: Prng) {
         }));
     }
     if prng.one_in(2) {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             client.write(DAMAGED[prng.below(4) as usize], 1, false);
             (0..3).for_each(|_| client.write(32 + prng.below(2) * 8, 8, false));
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Clients are served while the log is still being replayed.
 pub fn late(mut prng: Prng) {
-    let world = World::new(Plan { segments: 12, table: "C B 0", areas: &[(0, 24)] });
-    let mut first = world.client_alone();
+    let fixture = Fixture::new(Plan { segments: 12, table: "C B 0", areas: &[(0, 24)] });
+    let mut first = fixture.client_alone();
     for block in 0..3 {
         first.write(block * 8, 8, true);
         first.write(block * 8 + prng.below(6), 2, true);
     }
     drop(first);
-    world.drain();
-    let world = world.opened_late();
-    let keeper = world.keep(ManualClock::default());
+    fixture.drain();
+    let fixture = fixture.opened_late();
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(part(&world, &mut prng, move |client, prng| {
+        parts.push(part(&fixture, &mut prng, move |client, prng| {
             for _ in 0..4 {
                 let (block, from) = (prng.below(3) * 8, prng.below(6));
                 match nth {
@@ -354,41 +357,41 @@ pub fn late(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.read_all();
-    world.drain();
-    world.judge();
+    background.stop();
+    fixture.read_all();
+    fixture.drain();
+    fixture.judge();
 }
 
-/// As `late`, with more blocks, each of which is written for the first time again while what was
-/// replayed joins.
+/// As `late`, with more blocks, each of which is written for the first time again while the replay
+/// joins the index.
 pub fn joins(mut prng: Prng) {
-    let world = World::new(Plan { segments: 24, table: "C B 0", areas: &[(0, 64)] });
-    let mut first = world.client_alone();
+    let fixture = Fixture::new(Plan { segments: 24, table: "C B 0", areas: &[(0, 64)] });
+    let mut first = fixture.client_alone();
     (0..8).for_each(|block| first.write(block * 8, 8, false));
     first.flush();
     drop(first);
-    world.drain();
-    let world = world.opened_late();
-    let keeper = world.keep(ManualClock::default());
-    let mut client = world.client();
-    // Among them one at the place that the replay has come to, at best.
+    fixture.drain();
+    let fixture = fixture.opened_late();
+    let background = fixture.start_background(ManualClock::default());
+    let mut client = fixture.client();
+    // Among them one at the present position of the replay, in the best case.
     let first = prng.below(8);
     (0..8).for_each(|nth| client.write((first + nth) % 8 * 8, 8, false));
     drop(client);
-    keeper.stop();
-    world.read_all();
-    world.drain();
-    world.judge();
+    background.stop();
+    fixture.read_all();
+    fixture.drain();
+    fixture.judge();
 }
 
 /// The power is cut at some moment of `overlap`.
 pub fn cut(mut prng: Prng) {
-    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
-        parts.push(part(&world, &mut prng, |client, prng| {
+        parts.push(part(&fixture, &mut prng, |client, prng| {
             (0..4).for_each(|_| anything(client, prng));
             if prng.one_in(2) {
                 client.flush();
@@ -397,45 +400,46 @@ pub fn cut(mut prng: Prng) {
     }
     let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
     (0..prng.below(120)).for_each(|_| thread::yield_now());
-    let rest = world.cut(&mut prng);
+    let rest = fixture.cut(&mut prng);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    let plan = world.plan;
-    drop(world);
-    World::judge_rest(plan, rest);
+    background.stop();
+    let plan = fixture.plan;
+    drop(fixture);
+    Fixture::judge_rest(plan, rest);
 }
 
-/// The server dies at a few moments of `overlap`: the next one has all that was acknowledged.
+/// The server dies at a few moments of `overlap`: the next one has all acknowledged writes.
 pub fn dies(mut prng: Prng) {
-    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let background = fixture.start_background(ManualClock::default());
     let mut threads = Vec::new();
     for _ in 0..3 {
-        threads.push(thread::spawn(part(&world, &mut prng, |client, prng| {
+        threads.push(thread::spawn(part(&fixture, &mut prng, |client, prng| {
             (0..4).for_each(|_| anything(client, prng));
         })));
     }
-    let rests = deaths(&mut prng, || world.die());
+    let rests = deaths(&mut prng, || fixture.die());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    let plan = world.plan;
-    drop(world);
-    rests.into_iter().for_each(|rest| World::judge_rest(plan, rest));
+    background.stop();
+    let plan = fixture.plan;
+    drop(fixture);
+    rests.into_iter().for_each(|rest| Fixture::judge_rest(plan, rest));
 }
 
-/// Some blocks are read again and again, so that collection moves them, while others go round the
-/// segments; and clients flush, which logs what was moved together with what they wrote. A reader
-/// that finds a moved block in its new place finds its data there; the power is cut at some moment.
+/// Some blocks are read again and again, so that collection moves them, while other blocks pass
+/// through the segments. Clients flush, which logs the moved blocks together with their own writes.
+/// A reader that finds a moved block in its new place must find its data there; the power fails at
+/// some moment.
 pub fn moves(mut prng: Prng) {
-    let world = World::new(Plan { segments: 9, table: "C B 0", areas: &[(0, 40)] });
-    let keeper = world.keep(ManualClock::default());
-    let mut first = world.client();
+    let fixture = Fixture::new(Plan { segments: 9, table: "C B 0", areas: &[(0, 40)] });
+    let background = fixture.start_background(ManualClock::default());
+    let mut first = fixture.client();
     (0..2).for_each(|block| first.write(block * 8, 8, true));
     (0..4).for_each(|nth| drop(first.read(nth % 2 * 8, 8).unwrap()));
     drop(first);
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(part(&world, &mut prng, move |client, prng| {
+        parts.push(part(&fixture, &mut prng, move |client, prng| {
             for turn in 0..6 {
                 match nth {
                     0 => client.write((2 + turn % 3) * 8, 8, prng.one_in(3)),
@@ -447,10 +451,10 @@ pub fn moves(mut prng: Prng) {
     }
     let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
     (0..prng.below(400)).for_each(|_| thread::yield_now());
-    let rest = world.cut(&mut prng);
+    let rest = fixture.cut(&mut prng);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    let plan = world.plan;
-    world.judge();
-    World::judge_rest(plan, rest);
+    background.stop();
+    let plan = fixture.plan;
+    fixture.judge();
+    Fixture::judge_rest(plan, rest);
 }

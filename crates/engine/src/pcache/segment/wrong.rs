@@ -67,7 +67,7 @@ impl Segments {
         }
     }
 
-    /// The head's lock is held, and it has no place.
+    /// The head's lock is held, and the head is not placed.
     pub(super) fn open_head_wrongly(&self, nth: usize, reserve: u32) -> Option<u64> {
         let head = &self.heads[nth];
         let reserve = match mutants::is(Mutant::ReserveTaken) {

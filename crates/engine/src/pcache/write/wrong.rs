@@ -1,12 +1,12 @@
 //! Wrong copies of functions of `write.rs`, with deliberate bugs that would be woven into every
 //! line of the right ones. Only the builds of the nets have them.
 
-use crate::foreign::Source;
 use crate::mutants::{self, Mutant};
 use crate::pcache::Pcache;
 use crate::pcache::keylog::AppendError;
 use crate::pcache::segment::Space;
 use crate::pcache::stripes::{Close, Sums};
+use crate::pmem::client_memory::Source;
 
 const BUGS: [Mutant; 3] =
     [Mutant::IndexBeforeLock, Mutant::KeyAfterUnlock, Mutant::DirtyCountedLate];
@@ -16,7 +16,7 @@ pub(super) fn is_wanted() -> bool {
 }
 
 impl Pcache {
-    /// What is remembered of data that came from memory that its owner may change.
+    /// The fingerprint and checksums of data from memory that its owner may change.
     pub(super) fn sums_of_second_reading(&self, from: Source<'_>, sums: Sums) -> Sums {
         let mut data = vec![0; from.bytes().len()];
         from.bytes().load(&mut data);

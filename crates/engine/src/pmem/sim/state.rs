@@ -1,4 +1,5 @@
-//! The content of a simulated medium: what is seen, what would survive, what is in between.
+//! The content of a simulated medium: the visible bytes, the bytes that survive a crash, and the
+//! pending stores.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -10,7 +11,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, ThreadId, current_thread};
 
 pub(super) const PAGE: u64 = 4096;
-/// Bytes in a cache line: what leaves the CPU on its own.
+/// Bytes in a cache line, the unit that leaves the CPU.
 const LINE: u64 = 64;
 const WORD: u64 = 8;
 
@@ -21,13 +22,14 @@ pub(super) type Pages = HashMap<u64, Arc<Page>>;
 pub(super) struct State {
     /// What loads see.
     pub(super) visible: Pages,
-    /// What survives, for pages with pending stores only; other pages survive as they look.
+    /// The content that survives, for pages with pending stores only; other pages survive with
+    /// their visible content.
     pub(super) durable: Pages,
     /// In store order; none crosses a page.
     pub(super) pending: Vec<Store>,
     pub(super) poison: Vec<Range<u64>>,
     pub(super) counts: SimCounts,
-    /// Calls left until drains (or syncs) fail; 0 means they fail now and for ever.
+    /// Calls left until drains (or syncs) fail; 0 means that all further calls fail.
     pub(super) drains_left: Option<u64>,
     pub(super) syncs_left: Option<u64>,
     /// A sync has failed at some time.
@@ -35,7 +37,7 @@ pub(super) struct State {
     /// Fences left until the state is put aside.
     pub(super) cut_in: Option<u64>,
     pub(super) cut: Option<Box<State>>,
-    /// Memory of the server that is put aside with it, and what it was.
+    /// Shared memory of the server that is saved at the cut, and its saved content.
     pub(super) beside: Option<SharedWords>,
     pub(super) beside_at_cut: Vec<u64>,
 }
@@ -106,7 +108,7 @@ impl State {
         }
     }
 
-    /// A sync has failed. As Linux has it, pages that could not be written count as clean.
+    /// A sync has failed. As in Linux, pages that could not be written count as clean.
     pub(super) fn give_up(&mut self) {
         let drained = |store: &&mut Store| store.stage == Stage::Drained;
         self.pending.iter_mut().filter(drained).for_each(|store| store.stage = Stage::GivenUp);

@@ -1,4 +1,4 @@
-//! Tests of the malicious twin itself.
+//! Tests of the malicious medium itself.
 
 use std::collections::HashSet;
 

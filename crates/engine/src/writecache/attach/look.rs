@@ -14,10 +14,10 @@ use crate::writecache::walk::{Census, Finder, walk};
 /// From this many entries on, threads share them.
 const SHARED_BLOCKS_MIN: u64 = 64 << 10;
 
-/// What one of several threads found: of a part of the stripes.
+/// The findings of one of several threads, for its part of the stripes.
 pub(super) struct Part<'a> {
     index: &'a Index,
-    /// Which part, of how many.
+    /// The number of this part, and the number of parts.
     share: (usize, usize),
     aside: HashMap<u32, Entry>,
     pub(super) stale: Vec<u32>,
@@ -42,7 +42,7 @@ impl Finder for Part<'_> {
     }
 
     fn sooner(&self, block: u64) {
-        self.index.touch_older(block, 1);
+        self.index.prefetch_older(block, 1);
     }
 
     fn known(&self, block: u64) -> Option<u64> {
@@ -77,10 +77,10 @@ impl Finder for Part<'_> {
         self.aside.insert(index as u32, *entry);
     }
 
-    fn twin(&mut self, block: u64, index: u64, entry: &Entry) {
+    fn duplicate(&mut self, block: u64, index: u64, entry: &Entry) {
         let mut locked = self.index.lock_of(block);
-        let twins: Vec<u32> = locked.versions(block).map(|found| found.slot).collect();
-        for slot in twins {
+        let duplicates: Vec<u32> = locked.versions(block).map(|found| found.slot).collect();
+        for slot in duplicates {
             locked.remove_age(slot);
             locked.set_state(slot, State::Damaged);
             self.aside.insert(slot, *entry);

@@ -1,5 +1,5 @@
-//! What an attach reads: the entries of the cache (`look`), and what the last server left in memory
-//! (`takeup`).
+//! The reads of an attach: the entries of the cache (`look`), and the writes that the last server
+//! left in memory (`takeup`).
 
 mod look;
 mod takeup;
@@ -12,22 +12,22 @@ use super::layout::Entry;
 pub(super) use look::look;
 pub(super) use takeup::take_up;
 
-/// What was found; live entries are in the index.
+/// The findings; live entries are in the index.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) index: Index,
-    /// Entries that must stay as they are.
+    /// Entries that udm must not change.
     pub(super) aside: HashMap<u32, Entry>,
     /// Slots whose entries must be marked free.
     pub(super) stale: Vec<u32>,
-    /// Those of them, in rising order, whose entries were never committed.
+    /// The slots among them, in rising order, whose entries were never committed.
     uncommitted: Vec<u32>,
     /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
 impl Found {
-    /// Empty, with an empty index.
+    /// No findings yet, with an empty index.
     pub(super) fn new(index: Index, notes: Vec<String>) -> Found {
         let (aside, stale, uncommitted) = (HashMap::new(), Vec::new(), Vec::new());
         Found { index, aside, stale, uncommitted, notes }

@@ -1,5 +1,5 @@
-//! Writes of a server that died which were acknowledged, and not committed: their data is in its
-//! slots, only the entries are missing.
+//! Takes up the acknowledged, uncommitted writes of a server that died: their data is in its slots,
+//! only the entries are missing.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::writecache::memory::{rewrite, rewrite_blocks};
 use crate::writecache::openlist::{Held, LeftBehind, announce_seq, found_seq};
 use crate::writecache::walk::Finder;
 
-/// Commits them.
+/// Commits these writes.
 pub(in crate::writecache) fn take_up(
     medium: &Medium,
     geometry: &Geometry,
@@ -42,8 +42,8 @@ pub(in crate::writecache) fn take_up(
     if !is_ours || left.has_failed {
         if !wanted.is_empty() {
             found.notes.push(format!(
-                "the last server had acknowledged, but not committed, writes to {} blocks, and \
-                 they are LOST: the medium has failed, or was used otherwise since",
+                "acknowledged, uncommitted writes of the last server to {} blocks are LOST: the \
+                 medium has failed, or another program has used it since",
                 wanted.len()
             ));
         }
@@ -71,7 +71,7 @@ fn is_to_be_committed(
 ) -> Result<bool> {
     let nonsense = |why: &str| {
         let what = format_args!(
-            "the last server's memory says that slot {slot} holds block {block}, but {why}"
+            "the last server's shared memory says that slot {slot} holds block {block}, but {why}"
         );
         medium.error(Kind::Io, what)
     };
@@ -84,7 +84,7 @@ fn is_to_be_committed(
         State::Free => Ok(true),
         // The commit was done, but its end was not recorded.
         State::Live if word.block() == block => Ok(false),
-        // Its own entry, of the commit that was under way; or it was superseded.
+        // Its own entry, from the commit in progress; or it was superseded.
         State::Marking => match found.uncommitted.binary_search(&slot) {
             Ok(_) => Ok(true),
             Err(_) => Err(nonsense("that is an older version")),
@@ -93,10 +93,10 @@ fn is_to_be_committed(
     }
 }
 
-/// A commit as any other: entries and marks, then the counter. A server that died while it wrote
-/// the counter may have left one that can be read but is not durable yet, and an older version must
-/// not be marked free before the one that the counter commits is safe: storing the label of this
-/// attach has made all that was found durable.
+/// A normal commit: entries and marks, then the counter. A server that died while it wrote the
+/// counter may have left a counter that is readable but not durable yet, and an older version must
+/// not be marked free before the version that this counter commits is safe. Storing the label of
+/// this attach has made all of that durable.
 fn commit_left(
     medium: &Medium,
     geometry: &Geometry,
@@ -111,7 +111,8 @@ fn commit_left(
     let freed = std::mem::take(&mut found.stale);
     let at = |slot: u32| geometry.entry_at(u64::from(slot));
     let (mark, fresh) = (FREE.to_le_bytes(), Entry::FRESH);
-    // Its other half stays: a torn mark would be a live entry for a wrong block.
+    // The other half of the entry does not change: a torn mark would be a live entry for a wrong
+    // block.
     let mark_of = |slot: u32| match mutants::is(Mutant::MarkTorn) {
         true => (at(slot), fresh.as_bytes()),
         false => (at(slot) + ENTRY_SEQ_AT, &mark[..]),
@@ -131,6 +132,8 @@ fn commit_left(
     let mut part = Part::of(&found.index, 0, 1);
     missing.iter().for_each(|&(block, slot)| part.live(block, u64::from(slot)));
     found.stale.extend(part.stale);
-    found.notes.push(format!("writes to {} blocks were taken up from memory", missing.len()));
+    found
+        .notes
+        .push(format!("writes to {} blocks were recovered from shared memory", missing.len()));
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Wrong copies of functions of `openlist.rs`, with deliberate bugs that would be woven into every
-//! line of the right ones. Only the builds of the nets have them.
+//! line of the right ones. Only builds with deliberate bugs contain them.
 
 use super::{LOOKED_AT_MAX, LeftBehind, entries, older_first};
 use crate::mutants::{self, Mutant};

@@ -1,9 +1,9 @@
 //! A round of mode `s`: a state machine that one port drives.
 //!
-//! Only the metadata sectors are written that the round touches, in the medium's own unit of
-//! atomicity, made again from the index: entries that stay live get the number below the counter,
-//! whatever number they had, which means the same. Those that are not needed any more are free. A
-//! round that closes nothing but overwritten blocks is only a flush of the medium.
+//! The round writes only the metadata sectors that it changes, in the medium's own unit of
+//! atomicity, generated again from the index. Entries that stay live get the number below the
+//! counter in place of any older number, which means the same. Entries that are not needed any more
+//! become free. A round that closes only overwritten blocks is just a flush of the medium.
 
 use zerocopy::IntoBytes;
 
@@ -29,18 +29,18 @@ const WRITE_BYTES_MAX: u64 = 64 * KIB;
 /// Metadata writes in flight.
 pub(in crate::writecache) const DEPTH_MAX: usize = 32;
 
-/// How far a round is.
+/// The stage of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
     #[default]
     Idle,
     /// Entries and marks are being written.
     Entries { units: Vec<u64>, next: usize, outstanding: usize, failure: Option<Status> },
-    /// They, and the data, are being made durable.
+    /// Entries, marks and data are being made durable.
     EntriesFlush,
     /// The commit counter is being written.
     Counter,
-    /// It is being made durable.
+    /// The counter is being made durable.
     CounterFlush,
 }
 
@@ -49,15 +49,16 @@ pub(super) enum Phase {
 pub(in crate::writecache) struct Ended {
     /// Slots are free again.
     pub has_freed: bool,
-    /// It has only flushed overwritten blocks.
+    /// The round has only flushed overwritten blocks.
     pub is_flush_only: bool,
 }
 
 impl Writecache {
-    /// Begins rounds until one has I/O in flight, or round `until` has ended, which a bio of this
-    /// port waits for (or the background wants). No further, whatever others wait for: a port
-    /// without waiting bios is not driven, and its round would never end. The others are woken at
-    /// each round's end, and begin the next one themselves. Returns whether one is this port's now.
+    /// Begins rounds until one has I/O in flight, or round `until` has ended, for which a bio of
+    /// this port (or the background) waits. It begins no further rounds for bios of other ports: a
+    /// port without waiting bios is not driven, and its round would never end. The other ports are
+    /// woken at each round's end, and begin the next one themselves. Returns whether this port now
+    /// drives a round.
     pub(in crate::writecache) fn begin_disk_round(
         &self,
         round: &mut Round,
@@ -126,8 +127,8 @@ impl Writecache {
         self.device.io(Op::Flush, 0, Buffer::empty(), TOKEN_COMMIT)
     }
 
-    /// A write of `count` metadata units from `first` on. `counter`: what the superblock says;
-    /// `seq`: the number of the batch that is being committed.
+    /// A write of `count` metadata units from `first` on. `counter`: the superblock's commit
+    /// counter; `seq`: the number of the batch that is being committed.
     fn metadata_write(
         &self,
         first: u64,
@@ -157,7 +158,7 @@ impl Writecache {
         self.device.io(Op::Write, self.device.geometry.start + from, buffer, TOKEN_COMMIT)
     }
 
-    /// What the entry of a slot must say while batch `seq` is being committed.
+    /// The content for the entry of a slot while batch `seq` is being committed.
     fn entry_image(&self, slot: u32, seq: u64) -> Entry {
         let word = self.index.word(slot);
         let block = word.block();
@@ -181,7 +182,7 @@ impl Writecache {
         }
     }
 
-    /// An I/O of the round is complete. Returns how the round has ended, if it has, and is durable.
+    /// An I/O of the round is complete. If the round has ended and is durable, returns its result.
     pub(in crate::writecache) fn disk_round_step(
         &self,
         round: &mut Round,

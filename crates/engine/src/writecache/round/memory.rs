@@ -85,7 +85,7 @@ fn settle(pmem: &dyn Pmem) -> Result<(), Status> {
 impl Writecache {
     /// A round. Returns whether it freed slots.
     pub(in crate::writecache) fn memory_round(&self, round: &mut Round) -> bool {
-        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p is over memory") };
+        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p uses memory") };
         if !self.close(round) {
             self.rounds.end();
             return false;
@@ -144,8 +144,8 @@ impl Writecache {
             let block = if mutants::is(Mutant::MarkRenames) {
                 0
             } else {
-                // The block stays: a torn entry, still with its number, must not name another
-                // block.
+                // The block does not change: a torn entry, still with its number, must not name
+                // another block.
                 self.index.word(slot).block()
             };
             row.add(slot, block);

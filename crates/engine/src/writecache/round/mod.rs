@@ -1,14 +1,12 @@
-//! Rounds: how a batch becomes durable.
+//! Rounds: the method that makes a batch durable.
 //!
 //! A *round* makes durable, in this order: the entries of the batch that it closes, together with
 //! the free marks of slots released by an earlier round (`marks`); then the commit counter. Slots
-//! whose marks are durable go back to the pool. `memory` and `disk`, one for each mode, bring the
+//! whose marks are durable return to the pool. `memory` and `disk`, one for each mode, write the
 //! bytes to the medium; bios wait for a round in `commit`.
 
 mod disk;
 mod memory;
-
-use crate::sync::atomic::{AtomicU64, Ordering};
 
 use super::Writecache;
 use super::counts::add;
@@ -17,60 +15,23 @@ use super::marks::RoundMarks;
 
 pub(super) use disk::{DEPTH_MAX, Ended};
 
-/// Counts of rounds.
-#[derive(Debug, Default)]
-pub(super) struct Rounds {
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-impl Rounds {
-    #[inline]
-    pub(super) fn begun(&self) -> u64 {
-        self.begun.load(Ordering::SeqCst)
-    }
-
-    #[inline]
-    pub(super) fn ended(&self) -> u64 {
-        self.ended.load(Ordering::SeqCst)
-    }
-
-    /// The number of the next one.
-    #[inline]
-    pub(super) fn next(&self) -> u64 {
-        self.begun() + 1
-    }
-
-    /// Whether one has begun and not ended.
-    #[inline]
-    pub(super) fn is_any_under_way(&self) -> bool {
-        self.ended() < self.begun()
-    }
-
-    /// All that have begun have ended.
-    #[inline]
-    fn end(&self) {
-        self.ended.store(self.begun(), Ordering::SeqCst);
-    }
-}
-
 /// The round that is under way; under the lock of commit.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     /// The commit counter on the medium.
     seq: u64,
     phase: disk::Phase,
-    /// Whether it commits a batch: then it has entries and the counter to write.
+    /// Whether the round commits a batch: then it writes entries and the counter.
     has_batch: bool,
-    /// Stripes whose lists it closed, as bits.
+    /// The stripes whose lists the round closed, as bits.
     closed: u32,
     marks: RoundMarks,
-    /// Room for its entries.
+    /// Memory for the entries of the round.
     batch: Vec<memory::Run>,
 }
 
 impl Round {
-    /// None is under way.
+    /// No round is under way.
     pub(super) fn new(seq: u64) -> Round {
         Round { seq, ..Round::default() }
     }
@@ -80,18 +41,18 @@ impl Round {
         self.seq
     }
 
-    /// Mode `s`: whether none is under way.
+    /// Mode `s`: whether no round is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.phase == disk::Phase::Idle
     }
 
-    /// Its marks.
+    /// The marks of the round.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn marks(&self) -> &RoundMarks {
         &self.marks
     }
 
-    /// The stripes of its batch.
+    /// The stripes of the round's batch.
     #[inline]
     fn stripes(&self) -> impl Iterator<Item = usize> + use<> {
         stripes_of(self.closed)
@@ -107,12 +68,12 @@ fn stripes_of(bits: u32) -> impl Iterator<Item = usize> + use<> {
 
 impl Writecache {
     /// Closes the open batch: from here on writes fill the other lists. Takes the slots that this
-    /// round marks free. Returns whether there is anything to do.
+    /// round marks free. Returns whether the round has any work.
     fn close(&self, round: &mut Round) -> bool {
-        self.rounds.begun.fetch_add(1, Ordering::SeqCst);
+        self.rounds.begin();
         (round.has_batch, round.closed) = (false, 0);
         // After the count of rounds: `round_needed` reads the count again after it has looked at
-        // the lists. A stripe's bit is set again when something is put into its other list.
+        // the lists. A stripe's bit is set again when a block is put into its other list.
         for stripe in stripes_of(self.lists.take_filled()) {
             let locked = self.index.lock(stripe);
             if round.closed == 0 {
@@ -134,8 +95,8 @@ impl Writecache {
         held.filter(move |&(block, slot)| self.index.word(slot).is_of(block, state))
     }
 
-    /// Everything of the round is durable: its batch is committed, its marked slots are free.
-    /// Returns whether there are any.
+    /// The whole round is durable: its batch is committed, its marked slots are free. Returns
+    /// whether there are any.
     fn finish_round(&self, round: &mut Round) -> bool {
         for stripe in round.stripes() {
             self.commit_stripe(stripe, &mut round.marks);

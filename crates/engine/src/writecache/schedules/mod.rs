@@ -1,42 +1,43 @@
-//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache
-//! of a few slots, in both modes, judged by what clients may see and by where each slot is.
+//! Test cases for the tests of schedules (`crate::schedules` runs them): a few threads on a cache
+//! of a few slots, in both modes, judged by the data that clients may see and by the accounts of
+//! all slots.
 //!
-//! `world` is the cache that stories need, `whole` has stories of a whole cache with its device
-//! and in-process callers, `parts` short ones, each about one thing.
+//! `fixture` is the cache that the test cases need. `whole` has test cases of a whole cache with
+//! its device and in-process callers, `parts` has short ones with one topic each.
 
+mod fixture;
 mod parts;
 mod whole;
-mod world;
 
 use super::Writecache;
 use super::index::State;
-use crate::schedules::Story;
+use crate::schedules::Case;
 
-/// All of them.
-pub(crate) const STORIES: &[Story] = &[
-    Story { name: "pool", play: parts::pool, times: 2 },
-    Story { name: "blocks", play: whole::blocks, times: 1 },
-    Story { name: "recycle", play: whole::recycle, times: 1 },
-    Story { name: "wipe", play: whole::wipe, times: 1 },
-    Story { name: "flushes", play: parts::flushes, times: 1 },
-    Story { name: "reread", play: parts::reread, times: 2 },
-    Story { name: "single", play: parts::single, times: 1 },
-    Story { name: "free", play: parts::free, times: 2 },
-    Story { name: "zeroed", play: parts::zeroed, times: 1 },
-    Story { name: "awaited", play: parts::awaited, times: 4 },
-    Story { name: "overtaken", play: parts::overtaken, times: 2 },
-    Story { name: "crowded", play: whole::crowded, times: 4 },
-    Story { name: "group", play: whole::group, times: 1 },
-    Story { name: "handover", play: whole::handover, times: 1 },
-    Story { name: "doze", play: whole::doze, times: 1 },
-    Story { name: "pause", play: whole::pause, times: 1 },
-    Story { name: "talk", play: whole::talk, times: 1 },
-    Story { name: "loss", play: whole::loss, times: 2 },
-    Story { name: "death", play: whole::death, times: 2 },
+/// All test cases.
+pub(crate) const CASES: &[Case] = &[
+    Case { name: "pool", play: parts::pool, times: 2 },
+    Case { name: "blocks", play: whole::blocks, times: 1 },
+    Case { name: "recycle", play: whole::recycle, times: 1 },
+    Case { name: "wipe", play: whole::wipe, times: 1 },
+    Case { name: "flushes", play: parts::flushes, times: 1 },
+    Case { name: "reread", play: parts::reread, times: 2 },
+    Case { name: "single", play: parts::single, times: 1 },
+    Case { name: "free", play: parts::free, times: 2 },
+    Case { name: "zeroed", play: parts::zeroed, times: 1 },
+    Case { name: "awaited", play: parts::awaited, times: 4 },
+    Case { name: "overtaken", play: parts::overtaken, times: 2 },
+    Case { name: "crowded", play: whole::crowded, times: 4 },
+    Case { name: "group", play: whole::group, times: 1 },
+    Case { name: "handover", play: whole::handover, times: 1 },
+    Case { name: "park", play: whole::park, times: 1 },
+    Case { name: "pause", play: whole::pause, times: 1 },
+    Case { name: "talk", play: whole::talk, times: 1 },
+    Case { name: "loss", play: whole::loss, times: 2 },
+    Case { name: "death", play: whole::death, times: 2 },
 ];
 
 impl Writecache {
-    /// What is wrong with the accounts, if anything. Nobody is at work.
+    /// Checks the accounts, while no thread is at work. Returns their errors.
     fn audit(&self) -> Result<(), String> {
         let mut places = vec![0; self.index.slots() as usize];
         let (free, is_counted) = self.pool.audit();
@@ -88,7 +89,7 @@ impl Writecache {
         self.audit_rest()
     }
 
-    /// A slot in a chain: it is its stripe's, and some list's if its state says so.
+    /// A slot in a chain: it belongs to its stripe, and to a list if its state requires one.
     fn audit_chained(&self, stripe: usize, slot: u32, is_dropped: bool) -> Result<(), String> {
         let word = self.index.word(slot);
         let (block, state) = (word.block(), word.state());
@@ -123,7 +124,7 @@ impl Writecache {
         Ok(())
     }
 
-    /// Nothing is promised, nothing is on its way.
+    /// No promise is open, and no work is in progress.
     fn audit_rest(&self) -> Result<(), String> {
         let jobs = &self.jobs;
         let waiting = [
@@ -149,7 +150,7 @@ impl Writecache {
         newest.is_none_or(|found| !found.word.state().is_unflushed())
     }
 
-    /// Whether nothing waits for a commit or for a mark.
+    /// Whether no slot waits for a commit or for a mark.
     fn is_settled(&self) -> bool {
         !self.has_open() && self.marks.waiting() == 0
     }

@@ -1,98 +1,98 @@
-//! Short stories, each about one thing.
+//! Short test cases with one topic each.
 
 use shuttle::thread;
 
+use super::fixture::{Fixture, Plan};
 use super::whole::any_mode;
-use super::world::{Plan, World};
 use crate::prng::Prng;
-use crate::schedules::stage::{Frozen, together};
+use crate::schedules::simulator::{Frozen, together};
 use crate::sync::Arc;
 use crate::writecache::Mode;
 use crate::writecache::index::State;
 use crate::writecache::layout::{Entry, EntryState, SEQ_COUNT_AT};
 use crate::writecache::pool::{Pool, Slots};
 
-/// Flushes of several threads: what each had written is committed when its own flush ends.
+/// Flushes of several threads: each thread's earlier writes are committed when its own flush ends.
 pub fn flushes(mut prng: Prng) {
     let mode = any_mode(&mut prng);
     let areas = &[(0, 4), (2048, 4)];
-    let world = World::new(Plan { mode, slots: 12, options: "0", list_max: 8, areas });
-    let keeper = (mode == Mode::Ssd).then(|| world.keep(Frozen));
+    let fixture = Fixture::new(Plan { mode, slots: 12, options: "0", list_max: 8, areas });
+    let background = (mode == Mode::Ssd).then(|| fixture.start_background(Frozen));
     let mut parts = Vec::new();
     for nth in 0..2 {
-        let cache = world.cache.clone();
-        parts.push(world.part(&mut prng, move |client, prng| {
+        let cache = fixture.cache.clone();
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             for _ in 0..3 {
                 let sector = nth * 2 + if prng.one_in(2) { 2048 } else { 0 };
                 client.write(sector, 2, false);
                 client.flush();
-                assert!(cache.is_committed(sector / 2), "a flush ends, and nothing is durable");
+                assert!(cache.is_committed(sector / 2), "a flush ends before its data is durable");
             }
         }));
     }
     together(parts);
-    keeper.into_iter().for_each(|keeper| keeper.stop());
-    world.judge();
+    background.into_iter().for_each(|background| background.stop());
+    fixture.judge();
 }
 
 /// Two blocks are written again and again to three slots of memory, and read meanwhile.
 pub fn reread(mut prng: Prng) {
     let (options, areas) = ("0", &[(0, 4)]);
-    let world = World::new(Plan { mode: Mode::Pmem, slots: 3, options, list_max: 32, areas });
-    let mut first = world.client();
+    let fixture = Fixture::new(Plan { mode: Mode::Pmem, slots: 3, options, list_max: 32, areas });
+    let mut first = fixture.client();
     (0..2).for_each(|block| first.write(block * 2, 2, false));
     drop(first);
-    let mut parts = vec![world.part(&mut prng, |client, prng| {
+    let mut parts = vec![fixture.part(&mut prng, |client, prng| {
         (0..5).for_each(|_| client.write(prng.below(2) * 2, 2, false));
     })];
     for _ in 0..2 {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             (0..3).for_each(|_| drop(client.read(prng.below(2) * 2, 2).unwrap()));
         }));
     }
     together(parts);
-    world.judge();
+    fixture.judge();
 }
 
-/// One slot for everybody, and time stands still: each write waits until the one before it is on
-/// the origin.
+/// One slot for all threads, and time does not advance: each write waits until the previous one is
+/// on the origin.
 pub fn single(mut prng: Prng) {
     let plan =
         Plan { mode: any_mode(&mut prng), slots: 1, options: "0", list_max: 2, areas: &[(0, 6)] };
-    let world = World::new(plan);
-    let keeper = world.keep(Frozen);
+    let fixture = Fixture::new(plan);
+    let background = fixture.start_background(Frozen);
     let mut parts = Vec::new();
     for nth in 0..2 + prng.below(2) {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             (0..1 + prng.below(2)).for_each(|_| client.write(nth * 2, 2, false));
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Two blocks are made durable again and again, and written back: a slot that is free is durably
 /// marked so.
 pub fn free(mut prng: Prng) {
     let (mode, areas) = (any_mode(&mut prng), &[(0, 4)]);
-    let world = World::new(Plan { mode, slots: 6, options: "0", list_max: 8, areas });
-    world.device.set_draining(prng.below(4) > 0);
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(Plan { mode, slots: 6, options: "0", list_max: 8, areas });
+    fixture.device.set_draining(prng.below(4) > 0);
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for _ in 0..2 {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             for _ in 0..4 {
                 client.write(prng.below(2) * 2, 2, prng.below(4) > 0);
             }
         }));
     }
-    let (cache, twin) = (world.cache.clone(), world.twin.clone());
+    let (cache, sim) = (fixture.cache.clone(), fixture.sim.clone());
     parts.push(Box::new(move || {
         for nth in 0..60 {
             let slot = nth % 6;
             let before = cache.index.word(slot);
-            let image = twin.durable();
+            let image = sim.durable();
             if before.state() == State::Free && cache.index.word(slot) == before {
                 let word =
                     |at: u64| u64::from_le_bytes(image[at as usize..][..8].try_into().unwrap());
@@ -107,69 +107,69 @@ pub fn free(mut prng: Prng) {
         }
     }));
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// Discards meet the only batch of write-back, or the only write in the blocks' own places, and
-/// nothing else happens: if they have to wait, the end of that is all that can wake them.
+/// Discards meet the only batch of write-back, or the only overwrite, without other
+/// events: if they have to wait, only its end can wake them.
 pub fn awaited(mut prng: Prng) {
     let (mode, areas) = (any_mode(&mut prng), &[(0, 4)]);
     let is_overwritten = mode == Mode::Ssd && prng.one_in(4);
     let options = if is_overwritten { "0 atomic_blocks false" } else { "0" };
-    let world = World::new(Plan { mode, slots: 4, options, list_max: 8, areas });
-    world.client().write(0, 4, true);
-    world.device.set_draining(!is_overwritten);
-    let keeper = world.keep(Frozen);
+    let fixture = Fixture::new(Plan { mode, slots: 4, options, list_max: 8, areas });
+    fixture.client().write(0, 4, true);
+    fixture.device.set_draining(!is_overwritten);
+    let background = fixture.start_background(Frozen);
     let mut parts = Vec::new();
     for sector in [0, 2] {
-        parts.push(world.part(&mut prng, move |client, _| {
+        parts.push(fixture.part(&mut prng, move |client, _| {
             client.catch_up();
             client.discard(sector, 2);
         }));
     }
     if is_overwritten {
-        parts.push(world.part(&mut prng, |client, _| client.write(0, 4, false)));
+        parts.push(fixture.part(&mut prng, |client, _| client.write(0, 4, false)));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// A block is written in its own place, and meanwhile once more, durably: the slot is in use until
-/// the first of these writes is back.
+/// A block is overwritten in place, and meanwhile written once more, durably: the slot is in use
+/// until the first of these writes is complete.
 pub fn overtaken(mut prng: Prng) {
     let (mode, options, areas) = (Mode::Ssd, "0 atomic_blocks false", &[(0, 2)]);
-    let world = World::new(Plan { mode, slots: 3, options, list_max: 8, areas });
-    world.client().write(0, 2, true);
-    let keeper = world.keep(Frozen);
+    let fixture = Fixture::new(Plan { mode, slots: 3, options, list_max: 8, areas });
+    fixture.client().write(0, 2, true);
+    let background = fixture.start_background(Frozen);
     let parts =
-        [false, true].map(|fua| world.part(&mut prng, move |client, _| client.write(0, 2, fua)));
+        [false, true].map(|fua| fixture.part(&mut prng, move |client, _| client.write(0, 2, fua)));
     together(parts.into());
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// A block is durably zeroed while it is written again, and the power is cut: what was there before
-/// both is gone as soon as the zeroes are acknowledged.
+/// A block is durably zeroed while it is written again, and the power fails: the data before both
+/// is gone as soon as the zeroes are acknowledged.
 pub fn zeroed(mut prng: Prng) {
     let areas = &[(0, 2)];
     let (mode, options) = (Mode::Ssd, "0 atomic_blocks false");
     let plan = Plan { mode, slots: 4, options, list_max: 8, areas };
-    let world = World::new(plan);
-    let keeper = world.keeper(&mut prng);
-    world.client().write(0, 2, true);
+    let fixture = Fixture::new(plan);
+    let background = fixture.random_background(&mut prng);
+    fixture.client().write(0, 2, true);
     let parts = [
-        world.part(&mut prng, |client, _| client.zero(0, 2, true)),
-        world.part(&mut prng, |client, _| client.write(0, 2, false)),
+        fixture.part(&mut prng, |client, _| client.zero(0, 2, true)),
+        fixture.part(&mut prng, |client, _| client.write(0, 2, false)),
     ];
     let threads = parts.map(thread::spawn);
     (0..prng.below(60)).for_each(|_| thread::yield_now());
-    let rest = world.cut(&mut prng);
+    let rest = fixture.cut(&mut prng);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    drop(world);
-    World::judge_rest(plan, rest);
+    background.stop();
+    drop(fixture);
+    Fixture::judge_rest(plan, rest);
 }
 
 /// Slots are taken and put back by several threads, each of which has a reserve.

@@ -1,12 +1,12 @@
-//! Stories of a whole cache: its device, in-process callers with their waking, the background.
+//! Test cases of a whole cache: its device, in-process callers with their wake-ups, the background.
 
 use shuttle::thread;
 
-use super::world::{Plan, World};
+use super::fixture::{Fixture, Plan};
 use crate::local::ManualClock;
 use crate::prng::Prng;
-use crate::schedules::scene::deaths;
-use crate::schedules::stage::{Ask, Client, Frozen, together};
+use crate::schedules::base::deaths;
+use crate::schedules::simulator::{Ask, Client, Frozen, together};
 use crate::target::Target;
 use crate::writecache::Mode;
 
@@ -18,7 +18,7 @@ pub fn any_mode(prng: &mut Prng) -> Mode {
     if prng.one_in(2) { Mode::Pmem } else { Mode::Ssd }
 }
 
-/// Words of a table by chance: commits by need only, or after every write; write-back of everything
+/// Random words of a table: commits by need only, or after every write; write-back of all blocks
 /// immediately, when half is used, or of a full cache only; blocks overwritten or not.
 fn any_options(prng: &mut Prng, mode: Mode) -> &'static str {
     const OPTIONS: [&str; 10] = [
@@ -43,13 +43,13 @@ fn any_plan(prng: &mut Prng, slots: u64, areas: &'static [(u64, u64)]) -> Plan {
     Plan { mode, slots, options: any_options(prng, mode), list_max, areas }
 }
 
-/// Blocks by chance, in sectors, out of the four from `base` on.
+/// Random blocks, in sectors, out of the four from `base` on.
 fn any_range(prng: &mut Prng, base: u64) -> (u64, u64) {
     let from = prng.below(4);
     (base + from * 2, (1 + prng.below((4 - from).min(2))) * 2)
 }
 
-/// One of everything that a client may ask, within four blocks of each stripe.
+/// One request of any kind that a client may make, within four blocks of each stripe.
 fn anything(client: &mut Client, prng: &mut Prng) {
     let base = if prng.one_in(3) { OTHER } else { 0 };
     let (sector, count) = any_range(prng, base);
@@ -75,33 +75,33 @@ fn any_asks(prng: &mut Prng) -> [Ask; 3] {
 /// Clients that overlap in all ways, with write-back at work.
 pub fn blocks(mut prng: Prng) {
     let slots = 4 + prng.below(6);
-    let world = World::new(any_plan(&mut prng, slots, TWO_AREAS));
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(any_plan(&mut prng, slots, TWO_AREAS));
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for _ in 0..3 {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             (0..4).for_each(|_| anything(client, prng));
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Blocks are written and read while their slots are used again and again.
 pub fn recycle(mut prng: Prng) {
     let slots = 2 + prng.below(3);
-    let world = World::new(any_plan(&mut prng, slots, &[(0, 6)]));
-    world.device.set_draining(prng.one_in(2));
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(any_plan(&mut prng, slots, &[(0, 6)]));
+    fixture.device.set_draining(prng.one_in(2));
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for _ in 0..2 {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             for _ in 0..4 {
                 client.write(prng.below(3) * 2, 2, false);
             }
         }));
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             for _ in 0..4 {
                 let from = prng.below(3);
                 client.read(from * 2, (1 + prng.below(3 - from)) * 2).unwrap();
@@ -109,26 +109,26 @@ pub fn recycle(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// Zeroes of what write-back has on its way, and of what is being written.
+/// Discards of blocks that are being written back, and of blocks that are being written.
 pub fn wipe(mut prng: Prng) {
     let slots = 4 + prng.below(5);
-    let world = World::new(any_plan(&mut prng, slots, &[(0, 12), (OTHER, 4)]));
-    let mut first = world.client();
+    let fixture = Fixture::new(any_plan(&mut prng, slots, &[(0, 12), (OTHER, 4)]));
+    let mut first = fixture.client();
     first.write(0, 4, false);
     first.write(OTHER, 4, false);
     if prng.one_in(2) {
         first.flush();
     }
     drop(first);
-    world.device.set_draining(prng.below(4) > 0);
-    let keeper = world.keeper(&mut prng);
+    fixture.device.set_draining(prng.below(4) > 0);
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for nth in 0..2 {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             for at in [(nth * OTHER, 2), (nth * OTHER + 2, 2), (4 + nth * 4, 4)] {
                 if prng.one_in(3) {
                     client.write(at.0, at.1, false);
@@ -140,7 +140,7 @@ pub fn wipe(mut prng: Prng) {
             }
         }));
     }
-    parts.push(world.part(&mut prng, |client, prng| {
+    parts.push(fixture.part(&mut prng, |client, prng| {
         for _ in 0..4 {
             match prng.below(3) {
                 0 => client.write(prng.below(6) * 2, 2, prng.one_in(3)),
@@ -150,19 +150,19 @@ pub fn wipe(mut prng: Prng) {
         }
     }));
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// More is written than there are slots, and time stands still: a write that waits must be woken by
-/// what happens, not by a clock, and none may be refused.
+/// Clients write more than there are slots, and time does not advance: events must wake a waiting
+/// write, not a clock, and no write may be refused.
 pub fn crowded(mut prng: Prng) {
     let slots = 1 + prng.below(4);
-    let world = World::new(any_plan(&mut prng, slots, &[(0, 8)]));
-    let keeper = world.keep(Frozen);
+    let fixture = Fixture::new(any_plan(&mut prng, slots, &[(0, 8)]));
+    let background = fixture.start_background(Frozen);
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             for _ in 0..1 + prng.below(3) {
                 match prng.below(4) {
                     0 => client.write(0, 8, false),
@@ -177,17 +177,17 @@ pub fn crowded(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// Many that want their data to be durable, on a few rounds; then the power is cut.
+/// Many clients want their data to be durable, on a few rounds; then the power fails.
 pub fn group(mut prng: Prng) {
-    let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(any_plan(&mut prng, 12, TWO_AREAS));
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for _ in 0..3 {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             for _ in 0..2 {
                 let base = if prng.one_in(2) { OTHER } else { 0 };
                 let (sector, count) = any_range(prng, base);
@@ -200,24 +200,24 @@ pub fn group(mut prng: Prng) {
         }));
     }
     together(parts);
-    let rest = world.cut(&mut prng);
-    keeper.stop();
-    World::judge_rest(world.plan, rest);
-    world.judge();
+    let rest = fixture.cut(&mut prng);
+    background.stop();
+    Fixture::judge_rest(fixture.plan, rest);
+    fixture.judge();
 }
 
-/// Rounds of mode `s` handed over between clients that want different ones, while write-back lets
-/// slots go. A client that is done is not looked after any more: whatever it leaves under way for
-/// the sake of others, they wait for in vain.
+/// Rounds of mode `s` are handed over between clients that want different ones, while write-back
+/// frees slots. A finished client is not driven any more: others would wait forever for a round
+/// that it leaves in progress.
 pub fn handover(mut prng: Prng) {
     let options = ["0", "2 autocommit_blocks 1", "2 max_age 0"][prng.below(3) as usize];
     let plan = Plan { mode: Mode::Ssd, slots: 8, options, list_max: 8, areas: TWO_AREAS };
-    let world = World::new(plan);
-    world.device.set_draining(prng.below(4) > 0);
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(plan);
+    fixture.device.set_draining(prng.below(4) > 0);
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for nth in 0..4 {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             for turn in 0..1 + prng.below(3) {
                 match prng.below(3) {
                     0 => client.flush(),
@@ -231,18 +231,18 @@ pub fn handover(mut prng: Prng) {
         }));
     }
     together(parts);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
-/// The server dies while several clients have several requests under way each: at a few moments,
-/// of which some are in the middle of a round. The next one has all that was acknowledged.
+/// The server dies while several clients have several requests in flight each: at a few moments, of
+/// which some are in the middle of a round. The next server has all acknowledged writes.
 pub fn death(mut prng: Prng) {
-    let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(any_plan(&mut prng, 12, TWO_AREAS));
+    let background = fixture.random_background(&mut prng);
     let mut threads = Vec::new();
     for _ in 0..3 {
-        threads.push(thread::spawn(world.part(&mut prng, |client, prng| {
+        threads.push(thread::spawn(fixture.part(&mut prng, |client, prng| {
             for _ in 0..3 {
                 match prng.below(3) {
                     0 => client.several(&any_asks(prng)),
@@ -255,21 +255,21 @@ pub fn death(mut prng: Prng) {
             }
         })));
     }
-    let rests = deaths(&mut prng, || world.die());
+    let rests = deaths(&mut prng, || fixture.die());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    let plan = world.plan;
-    drop(world);
-    rests.into_iter().for_each(|rest| World::judge_rest(plan, rest));
+    background.stop();
+    let plan = fixture.plan;
+    drop(fixture);
+    rests.into_iter().for_each(|rest| Fixture::judge_rest(plan, rest));
 }
 
 /// Writes with pauses, in which the background may fall asleep. It must commit anyway.
-pub fn doze(mut prng: Prng) {
-    let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
-    let keeper = world.keep(ManualClock::default());
+pub fn park(mut prng: Prng) {
+    let fixture = Fixture::new(any_plan(&mut prng, 12, TWO_AREAS));
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..1 + prng.below(2) {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             for _ in 0..1 + prng.below(2) {
                 let pause = if prng.one_in(2) { 0 } else { prng.below(30) };
                 (0..pause).for_each(|_| thread::yield_now());
@@ -280,33 +280,34 @@ pub fn doze(mut prng: Prng) {
     }
     together(parts);
     let mut looks = 0;
-    while !world.cache.is_settled() {
+    while !fixture.cache.is_settled() {
         looks += 1;
         assert!(looks < 2000, "the background sleeps while data is not committed");
         thread::yield_now();
     }
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// Suspends and resumes while clients and the background are at work, and the origin fails at
-/// times: while suspended, nothing moves, and everything is committed.
+/// times: while suspended, no data changes, and all blocks are committed.
 pub fn pause(mut prng: Prng) {
     let slots = 4 + prng.below(5);
-    let world = World::new(any_plan(&mut prng, slots, TWO_AREAS));
-    let keeper = world.keep(ManualClock::default());
+    let fixture = Fixture::new(any_plan(&mut prng, slots, TWO_AREAS));
+    let background = fixture.start_background(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..1 + prng.below(2) {
-        parts.push(world.part(&mut prng, |client, prng| {
+        parts.push(fixture.part(&mut prng, |client, prng| {
             (0..3).for_each(|_| anything(client, prng));
         }));
     }
     if prng.one_in(2) {
-        world.message("flush_on_suspend");
-        world.origin.fail(prng.below(4));
+        fixture.message("flush_on_suspend");
+        fixture.origin.fail(prng.below(4));
     }
-    let (device, twin, origin) = (world.device.clone(), world.twin.clone(), world.origin.clone());
-    let (cache, pauses) = (world.cache.clone(), prng.below(30));
+    let (device, sim, origin) =
+        (fixture.device.clone(), fixture.sim.clone(), fixture.origin.clone());
+    let (cache, pauses) = (fixture.cache.clone(), prng.below(30));
     parts.push(Box::new(move || {
         (0..pauses).for_each(|_| thread::yield_now());
         device.begin_suspend().unwrap();
@@ -314,27 +315,27 @@ pub fn pause(mut prng: Prng) {
             thread::yield_now();
         }
         assert!(cache.is_settled(), "something is not committed while suspended");
-        let before = (twin.image(), origin.works());
+        let before = (sim.image(), origin.works());
         (0..60).for_each(|_| thread::yield_now());
-        assert!(twin.image() == before.0, "the cache changes while it is suspended");
+        assert!(sim.image() == before.0, "the cache changes while it is suspended");
         assert_eq!(origin.works(), before.1, "the origin is used while suspended");
         device.resume().unwrap();
     }));
     together(parts);
-    keeper.stop();
-    world.origin.fail(0);
-    world.judge();
+    background.stop();
+    fixture.origin.fail(0);
+    fixture.judge();
 }
 
-/// Status, facts and messages while requests are served. What was written before a message
-/// `flush` is on the origin when that is carried out.
+/// Status, facts and messages while requests are served. When a message `flush` is carried out, all
+/// writes before it are on the origin.
 pub fn talk(mut prng: Prng) {
-    let world = World::new(any_plan(&mut prng, 9, TWO_AREAS));
-    let keeper = world.keeper(&mut prng);
-    let mut parts = vec![world.part(&mut prng, |client, prng| {
+    let fixture = Fixture::new(any_plan(&mut prng, 9, TWO_AREAS));
+    let background = fixture.random_background(&mut prng);
+    let mut parts = vec![fixture.part(&mut prng, |client, prng| {
         (0..2).for_each(|_| anything(client, prng));
     })];
-    let (cache, word) = (world.cache.clone(), ["cleaner", "clear_stats"][prng.below(2) as usize]);
+    let (cache, word) = (fixture.cache.clone(), ["cleaner", "clear_stats"][prng.below(2) as usize]);
     parts.push(Box::new(move || {
         for _ in 0..3 {
             assert_eq!(cache.status().split(' ').count(), 14);
@@ -344,36 +345,36 @@ pub fn talk(mut prng: Prng) {
         cache.message(&[word.to_string()]).unwrap();
     }));
     together(parts);
-    let mut client = world.client();
+    let mut client = fixture.client();
     for _ in 0..3 {
         let (sector, count) = any_range(&mut prng, 0);
         (0..prng.below(20)).for_each(|_| thread::yield_now());
         client.write(sector, count, false);
         let wanted: Vec<Vec<u64>> =
             TWO_AREAS.iter().map(|&(at, count)| client.read(at, count).unwrap()).collect();
-        world.message("flush");
+        fixture.message("flush");
         let mut looks = 0;
-        while world.cache.is_carrying_out() {
+        while fixture.cache.is_carrying_out() {
             looks += 1;
             assert!(looks < 2000, "a message is not carried out");
             thread::yield_now();
         }
-        world.compare(&wanted);
-        assert!(world.cache.is_origin_consistent(), "nothing is dirty, and the origin is torn");
+        fixture.compare(&wanted);
+        assert!(fixture.cache.is_origin_consistent(), "all data is clean, and the origin is torn");
     }
     drop(client);
-    keeper.stop();
-    world.judge();
+    background.stop();
+    fixture.judge();
 }
 
 /// The power is cut at some moment of `blocks`.
 pub fn loss(mut prng: Prng) {
     let slots = 3 + prng.below(6);
-    let world = World::new(any_plan(&mut prng, slots, TWO_AREAS));
-    let keeper = world.keeper(&mut prng);
+    let fixture = Fixture::new(any_plan(&mut prng, slots, TWO_AREAS));
+    let background = fixture.random_background(&mut prng);
     let mut parts = Vec::new();
     for nth in 0..3 {
-        parts.push(world.part(&mut prng, move |client, prng| {
+        parts.push(fixture.part(&mut prng, move |client, prng| {
             (0..4).for_each(|_| anything(client, prng));
             match nth {
                 0 if prng.one_in(2) => client.zero(0, 4, true),
@@ -384,10 +385,10 @@ pub fn loss(mut prng: Prng) {
     }
     let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
     (0..prng.below(150)).for_each(|_| thread::yield_now());
-    let rest = world.cut(&mut prng);
+    let rest = fixture.cut(&mut prng);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    keeper.stop();
-    let plan = world.plan;
-    drop(world);
-    World::judge_rest(plan, rest);
+    background.stop();
+    let plan = fixture.plan;
+    drop(fixture);
+    Fixture::judge_rest(plan, rest);
 }

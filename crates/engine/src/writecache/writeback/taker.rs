@@ -1,9 +1,11 @@
-//! Which blocks of a stripe go into a batch.
+//! Selects the blocks of a stripe for a batch.
 
 #[cfg(feature = "mutants")]
 use crate::mutants::{self, Mutant};
 
+use super::unread::Unread;
 use super::{BATCH_BLOCKS_MAX, Item, PASSED_MAX, WRITE_BYTES_MAX};
+use crate::units::Nanos;
 use crate::writecache::Writecache;
 use crate::writecache::index::{EPOCHS, Found, Locked, REGION_BYTES, State};
 use crate::writecache::plan::AGE_EPOCHS;
@@ -14,12 +16,15 @@ pub(super) struct Taker<'a> {
     pub(super) locked: Locked<'a>,
     pub(super) zeroing: &'a [(u64, u64)],
     pub(super) items: &'a mut Vec<Item>,
+    pub(super) unread: &'a Unread,
+    pub(super) now: Nanos,
     pub(super) needs_commit: bool,
+    pub(super) is_draining: bool,
 }
 
 impl Taker<'_> {
-    /// Takes `share` blocks, oldest first, and their neighbours; with `has_aged` also all that are
-    /// too old.
+    /// Takes `share` blocks, oldest first, and their neighbours; with `has_aged` also all blocks
+    /// that are too old.
     pub(super) fn take(&mut self, share: u64, has_aged: bool) {
         let until = self.items.len() as u64 + share;
         let mut passed: Option<u32> = None;
@@ -40,15 +45,19 @@ impl Taker<'_> {
                 self.take_run(word.block(), slot);
                 continue;
             }
-            // Not committed itself, or its successor is not.
-            self.needs_commit = true;
             passed = Some(slot);
+            if word.state() == State::Live && !self.unread.is_due(slot, self.now) {
+                continue;
+            }
+            // The block is not committed, or its newer version is not.
+            self.needs_commit = true;
             passed_count += 1;
         }
     }
 
-    /// The slot to be written back for a block, if there is one now. None while an older version is
-    /// in flight, in this batch: it would be unknown which of them reaches the origin last.
+    /// The slot to be written back for a block, if there is one now. `None` while an older version
+    /// is in flight, in this batch: it would be unknown which of the two versions reaches the
+    /// origin last.
     fn can_take(&self, block: u64) -> Option<u32> {
         #[cfg(feature = "mutants")]
         if let Some(slot) = self.can_take_wrongly(block) {
@@ -56,9 +65,16 @@ impl Taker<'_> {
         }
         let is_moving = |older: Found| older.word.state() == State::Outdated;
         let mut versions = self.locked.versions(block);
-        let newest = versions.next()?;
+        let mut newest = versions.next()?;
+        // If a block is written all the time, its committed version would never be the newest one.
+        while self.is_draining && newest.word.state().is_uncommitted() {
+            newest = versions.next()?;
+        }
         let is_committed = newest.word.state() == State::Live;
-        let is_free = is_committed && !self.is_zeroed(block) && !versions.any(is_moving);
+        let is_free = is_committed
+            && self.unread.is_due(newest.slot, self.now)
+            && !self.is_zeroed(block)
+            && !versions.any(is_moving);
         is_free.then_some(newest.slot)
     }
 
@@ -67,7 +83,7 @@ impl Taker<'_> {
         self.zeroing.iter().any(|range| (range.0..range.1).contains(&block))
     }
 
-    /// Whether a block came so long ago that the age limit is near.
+    /// Whether a block is so old that the age limit is near.
     fn is_aged(&self, epoch: u64) -> bool {
         let now = self.cache.background.epoch();
         self.cache.plan.ages_at_once() || (now.wrapping_sub(epoch)) % EPOCHS >= AGE_EPOCHS - 1

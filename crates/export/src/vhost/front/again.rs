@@ -1,34 +1,34 @@
-//! The next server, when one is gone.
+//! Reconnecting: continues with the next server after one has died.
 //!
-//! 1. A server that is gone answers nothing any more, so a queue first takes what was answered.
-//!    What is left is done again, in the order in which it was asked: this side knows which
-//!    requests those are, and has their data still. No notes of the server are needed for that, so
-//!    it may be of any kind.
-//! 2. A write that the server before had carried out, and had not answered, is carried out twice.
-//!    That is the same as once: what is written there before the answer is in no order anyway.
-//! 3. The rings begin again, empty, in the same memory. A socket that is closed means that the
-//!    server is dead or has ended its rings: udm's does that first.
-//! 4. One queue connects, and the others find that: each link has a number, and a queue knows the
-//!    one that its ring was started with. A try that fails is repeated every 10 ms until the
-//!    client's patience is over; then requests end with an error, as without patience.
-//! 5. Whatever serves at the address next counts as the same device if it says the same of itself:
-//!    it may be longer than before, and have more rings.
+//! 1. A dead server answers no more, so a queue first takes the answers that are there. The
+//!    remaining requests are sent again in their original order: the client still has these
+//!    requests and their data. This needs no in-flight log of the server, so the next server may be
+//!    of any kind.
+//! 2. A write that the old server carried out without answering is carried out twice. The effect is
+//!    the same as once: until a write is answered, its order with other writes to the same range is
+//!    undefined.
+//! 3. The rings start again, empty, in the same memory. A closed socket means that the old server
+//!    is dead or does not use its rings any more: udm's server stops its rings before it closes the
+//!    socket.
+//! 4. One queue connects, and the others find the new connection: each link has a number, and a
+//!    queue knows the number of the link that its ring was started with. A failed attempt is
+//!    repeated every 10 ms until the client's patience ends. Then requests end with an error, as
+//!    without patience.
+//! 5. The next server at the address is accepted as the same device if it reports the same
+//!    properties. Its device may be longer, and may have more rings.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
-use udm::error::{Error, Result};
+use udm::error::Result;
 use udm::queue::now;
 use udm::sync::lock;
 use udm::units::{Nanos, SECOND};
 
-use super::queue::{ALIVE_NS, Queue};
+use super::outage::{ALIVE_NS, Outage};
+use super::queue::Queue;
 use super::wire::{ANSWER_LONGEST, Wire};
 use super::{Facts, Front, facts, negotiate, share};
 
@@ -39,54 +39,26 @@ pub(super) struct Link {
     number: u64,
 }
 
-/// This thread did not run, or its program did not ask for answers, if it is silent for longer.
-const ABSENCE_NS: Nanos = SECOND;
-
-/// The time between two servers.
-#[derive(Debug)]
-pub(super) struct Outage {
-    /// When no other is waited for any more.
-    deadline: Nanos,
-    /// When it was looked for a server last.
-    looked_at: Nanos,
-    /// What wakes a program's own loop meanwhile.
-    timer: Option<OwnedFd>,
-}
-
-impl Outage {
-    /// The deadline, later by the time in which nobody could look: a program that is stopped, or
-    /// whose machine is, would find its patience ended without a try.
-    fn deadline(&mut self, now: Nanos) -> Nanos {
-        let absence = now.saturating_sub(self.looked_at);
-        if absence > ABSENCE_NS {
-            self.deadline += absence;
-        }
-        self.deadline
-    }
-
-    /// Wakes a loop that waits for `bell`, for the next try. Without a timer it is not woken before
-    /// it looks by itself.
-    pub fn tick(&mut self, bell: &OwnedFd) {
-        self.timer = ticks(bell).ok();
-    }
-}
+/// If the deadline leaves less time than this for the last attempt, the attempt may fail for that
+/// reason alone, and the error of the earlier attempt says more.
+const ATTEMPT_SHORT_NS: Nanos = SECOND / 2;
 
 impl Link {
     pub fn first(wire: Wire) -> Link {
         Link { wire, number: 0 }
     }
 
-    /// The connection, if it is the one with this number.
+    /// Returns the connection, if it is the one with this number.
     pub fn wire(&mut self, number: u64) -> Result<&mut Wire> {
         match self.number == number {
             true => Ok(&mut self.wire),
-            false => Err(self.wire.wrong("another server is there now")),
+            false => Err(self.wire.wrong("another server is listening there now")),
         }
     }
 }
 
 impl Facts {
-    /// Whether a client that relies on these can go on with what a server says now.
+    /// Whether a client that relies on these facts can continue with a server that reports `now`.
     fn are_kept_by(&self, now: &Facts) -> bool {
         let same = Facts { size_bytes: self.size_bytes, queues: self.queues, ..*now };
         same == *self && now.size_bytes >= self.size_bytes && now.queues >= self.queues
@@ -94,14 +66,14 @@ impl Facts {
 }
 
 impl Front {
-    /// The number of the connection, and its socket.
+    /// Returns the number of the connection, and its socket.
     pub(super) fn link(&self) -> Result<(u64, UnixStream)> {
         let link = lock(&self.link);
         Ok((link.number, link.wire.watch()?))
     }
 
-    /// The same of the connection after the one with number `known`, which is made unless another
-    /// queue has made it.
+    /// Like [`Front::link`], for the connection after the one with number `known`. Connects, unless
+    /// another queue has done so.
     fn link_after(&self, known: u64, left: Nanos) -> Result<(u64, UnixStream)> {
         let mut link = lock(&self.link);
         if link.number == known {
@@ -117,7 +89,7 @@ impl Front {
         let features = negotiate(&mut wire)?;
         let facts = facts(&mut wire, features)?;
         if features != self.features || !self.facts.are_kept_by(&facts) {
-            return Err(wire.wrong("it is not what was there before"));
+            return Err(wire.wrong("it is not the device that was there before"));
         }
         share(&mut wire, &self.file, self.memory.len_bytes())?;
         Ok(wire)
@@ -125,27 +97,34 @@ impl Front {
 }
 
 impl Queue {
-    /// The server is gone, and all that it answered is taken: goes on with the next one, if it is
-    /// there. If none comes in time, everything ends with an error.
+    /// Continues with the next server, if there is one. The old server is gone, and all its answers
+    /// are taken. If no server appears in time, all requests end with an error.
     pub(super) fn go_on(&mut self) {
         let patience = self.front.patience;
         if patience == 0 {
-            return self.fail("it is gone");
+            return self.fail("it disconnected");
         }
         let deadline = match &mut self.outage {
             Some(outage) => outage.deadline(now()),
             None => self.begin_outage(now() + patience),
         };
-        // One that takes connections and says nothing leaves time for another.
+        // A server that accepts connections without answering must leave time for another attempt.
         let longest = (patience / 3).max(SECOND);
-        match self.try_next(deadline.saturating_sub(now()).min(longest)) {
-            Ok(()) => self.end_outage(),
-            Err(error) if now() >= deadline => {
-                let seconds = patience / SECOND;
-                self.fail(&format!("it is gone, and after {seconds} s: {error}"));
-            }
-            Err(_) => self.rest(),
+        let left = deadline.saturating_sub(now()).min(longest);
+        let Err(error) = self.try_next(left) else { return self.end_outage() };
+        let earlier = self.outage.as_mut().and_then(|outage| outage.error.take());
+        let error = match earlier {
+            Some(earlier) if left < ATTEMPT_SHORT_NS => earlier,
+            _ => error.to_string(),
+        };
+        if now() >= deadline {
+            let seconds = patience / SECOND;
+            return self.fail(&format!("it disconnected, and after {seconds} s: {error}"));
         }
+        if let Some(outage) = &mut self.outage {
+            outage.error = Some(error);
+        }
+        self.rest();
     }
 
     fn try_next(&mut self, left: Nanos) -> Result<()> {
@@ -161,11 +140,12 @@ impl Queue {
         Ok(())
     }
 
-    /// From now on the next server is waited for, until `deadline`.
+    /// Starts to wait for the next server, until `deadline`.
     fn begin_outage(&mut self, deadline: Nanos) -> Nanos {
-        let outage = self.outage.insert(Outage { deadline, looked_at: now(), timer: None });
+        let outage =
+            self.outage.insert(Outage { deadline, looked_at: now(), timer: None, error: None });
         if let Some(bell) = &self.bell {
-            // Its end would be heard all the time.
+            // The closed socket would wake the loop all the time.
             let _ = epoll::delete(bell, &self.socket);
             outage.tick(bell);
         }
@@ -180,7 +160,7 @@ impl Queue {
         }
     }
 
-    /// Until the next try.
+    /// Sets the time of the next attempt.
     fn rest(&mut self) {
         let now = now();
         self.alive_at = now + ALIVE_NS;
@@ -191,23 +171,9 @@ impl Queue {
         }
     }
 
-    /// Waits for the next try, or until `deadline`.
+    /// Sleeps until the next attempt, or until `deadline`.
     pub(super) fn sit_out(&self, deadline: Option<Nanos>) {
         let until = deadline.map_or(self.alive_at, |deadline| deadline.min(self.alive_at));
         std::thread::sleep(Duration::from_nanos(until.saturating_sub(now())));
     }
-}
-
-/// A file that is readable every 10 ms, seen through `bell`.
-fn ticks(bell: &OwnedFd) -> Result<OwnedFd> {
-    let failed =
-        |errno: rustix::io::Errno| Error::from_io("making", "a timer for a loop", errno.into());
-    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
-    let tick = Timespec { tv_sec: 0, tv_nsec: ALIVE_NS as i64 };
-    let times = Itimerspec { it_interval: tick, it_value: tick };
-    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(failed)?;
-    let data = epoll::EventData::new_u64(0);
-    epoll::add(bell, &timer, data, epoll::EventFlags::IN).map_err(failed)?;
-    Ok(timer)
 }

@@ -1,39 +1,39 @@
 //! Memory for the data of a queue's requests, in blocks of powers of two.
 //!
-//! Blocks that come back are kept by size. When all have come back, the memory is whole again: so a
-//! request that finds no room starts at the latest when it is the only one.
+//! Free lists keep returned blocks by size. When all blocks are returned, the memory is whole
+//! again. So a request that finds no free space starts at the latest when it is the only one.
 
 /// The smallest block.
 const BLOCK_BYTES_MIN: u64 = 4096;
-/// Sizes: up to 32 MiB.
+/// Number of sizes: up to 32 MiB.
 const SIZES: usize = 14;
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Where it begins.
+    /// Its address.
     pub at: u64,
     size: usize,
 }
 
-/// What is free.
+/// The free memory.
 #[derive(Debug)]
 pub(super) struct Arena {
     begin: u64,
     end: u64,
-    /// From here on nothing was ever taken since it was whole.
+    /// Memory from here on was not taken since all of it was free.
     next: u64,
     free: [Vec<u64>; SIZES],
     taken: usize,
 }
 
 impl Arena {
-    /// All of `begin..end` is free.
+    /// An arena in which all of `begin..end` is free.
     pub fn new(begin: u64, end: u64) -> Arena {
         Arena { begin, end, next: begin, free: Default::default(), taken: 0 }
     }
 
-    /// A block of at least `len` bytes, if there is room.
+    /// Takes a block of at least `len` bytes, if there is free space.
     pub fn take(&mut self, len: u64) -> Option<Block> {
         let blocks = len.div_ceil(BLOCK_BYTES_MIN).max(1).next_power_of_two();
         let size = blocks.trailing_zeros() as usize;
@@ -49,7 +49,7 @@ impl Arena {
         Some(Block { at, size })
     }
 
-    /// A block comes back.
+    /// Returns a block.
     pub fn put(&mut self, block: Block) {
         self.taken -= 1;
         if self.taken == 0 {

@@ -1,23 +1,24 @@
-//! The other side of vhost-user-blk: a client for programs, of a server of udm or of another kind.
+//! The client side of vhost-user-blk, for programs. The server may be udm or another one.
 //!
-//! | file | what |
+//! | file | job |
 //! |---|---|
 //! | `wire` | the socket |
 //! | `ring` | a split ring, from the driver's side |
 //! | `arena` | memory for data |
 //! | [`queue`] | requests of one thread |
-//! | `again` | the next server, when one is gone |
-//! | this one | a connection, and what the server says of its device |
+//! | `again` | reconnecting to the next server |
+//! | this one | a connection, and the server's device |
 //!
-//! A connection has one file in memory that it shares with the server, a part for each queue. The
-//! server may write there whatever it wants: that a request is answered is believed, and nothing
-//! else. A server that breaks its ring ends all requests with an error; so does one that goes, if
-//! no other comes in time (`again`).
+//! A connection shares one memory file with the server, with a part for each queue. The server may
+//! write there at any time; the client uses only its notice that a request is answered, and the
+//! answer. A server that breaks its ring ends all requests with an error. So does a server that
+//! disconnects, if no other appears in time (`again`).
 
 #![allow(clippy::host_endian_bytes, reason = "vhost-user is spoken within one machine")]
 
 mod again;
 mod arena;
+mod outage;
 pub mod queue;
 mod ring;
 mod wire;
@@ -27,7 +28,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use udm::error::{Error, Kind, Result};
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::sync::{Arc, Mutex, lock};
 use udm::units::{BIO_BYTES_MAX, MIB, Nanos, SECOND, SECTOR};
 
@@ -40,38 +41,38 @@ pub use queue::{Ask, Bytes, Queue};
 use ring::{ENTRIES, RING_BYTES};
 use wire::{ANSWER_LONGEST, Wire};
 
-/// Where the server sees the memory, as if it were a guest's.
+/// The address of the memory for the server, as if it were a guest's.
 const BASE: u64 = 1 << 32;
-/// A queue's memory for data.
+/// Bytes of a queue's memory for data.
 const DATA_BYTES: u64 = 64 * MIB;
-/// A queue's part of the memory.
+/// Bytes of a queue's part of the memory.
 const PART_BYTES: u64 = RING_BYTES + DATA_BYTES;
-/// Bytes of the configuration that are asked for.
+/// Bytes of the configuration that the client reads.
 const CONFIG_BYTES: usize = 60;
-/// Requests of a queue that the server has at a time.
+/// Maximum requests of a queue in flight.
 pub const DEPTH_MAX: usize = ENTRIES as usize;
 
-/// Those of this process.
+/// The pollers of this process.
 static LOOKERS: Lookers = Lookers::new();
 
-/// What the server says of its device.
+/// The properties of the server's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Requests are multiples of this.
+    /// Unit of requests, in bytes.
     pub block_bytes: u32,
-    /// Most bytes of a read or a write.
+    /// Maximum bytes of a read or a write.
     pub request_bytes_max: u64,
-    /// Most bytes of a discard; 0: it takes none.
+    /// Maximum bytes of a discard; 0 if it has none.
     pub discard_bytes_max: u64,
-    /// Most bytes of zeroes; 0: it takes none.
+    /// Maximum bytes of a write-zeroes request; 0 if it has none.
     pub zeroes_bytes_max: u64,
-    /// Most bytes of a piece of data.
+    /// Maximum bytes of a piece of data.
     piece_bytes_max: u32,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub is_read_only: bool,
-    /// Writes are durable after a flush; without, when they are done.
+    /// Whether writes are durable only after a flush; if not, when they end.
     has_flush: bool,
     queues: usize,
 }
@@ -83,18 +84,18 @@ pub struct Front {
     poll: Poll,
     link: Mutex<Link>,
     file: OwnedFd,
-    memory: Arc<Foreign>,
+    memory: Arc<ClientMemory>,
     facts: Facts,
-    /// What is agreed on with each server.
+    /// The features, which every server must support.
     features: u64,
-    /// How long the next server is waited for.
+    /// Maximum wait for the next server.
     patience: Nanos,
     taken: Mutex<[bool; QUEUES_MAX]>,
     spent: Arc<Spent>,
 }
 
 impl Front {
-    /// Connects to the server at `uri`, whose `poll` says what this side does.
+    /// Connects to the server at `uri`, whose `poll` applies to the client.
     pub fn connect(uri: &Uri) -> Result<Arc<Front>> {
         let mut wire = Wire::connect(&uri.path, ANSWER_LONGEST)?;
         let features = negotiate(&mut wire)?;
@@ -115,17 +116,17 @@ impl Front {
         }))
     }
 
-    /// What the server says of its device.
+    /// Returns the properties of the server's device.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Time that its queues have spent looking at their rings.
+    /// Returns the time that its queues have spent polling their rings.
     pub fn polled(&self) -> &Spent {
         &self.spent
     }
 
-    /// A queue, for the thread that will use it.
+    /// Creates a queue, for the thread that will use it.
     pub fn queue(self: &Arc<Front>) -> Result<Queue> {
         let index = {
             let mut taken = lock(&self.taken);
@@ -146,7 +147,7 @@ impl Front {
         lock(&self.taken)[index] = false;
     }
 
-    /// Lets the server serve ring `index`, if the connection still is the one with this number.
+    /// Starts ring `index` at the server, if the connection is still the one with this number.
     fn start(
         &self,
         index: usize,
@@ -170,7 +171,8 @@ impl Front {
         Ok(())
     }
 
-    /// Takes ring `index` back, when what it has is answered. A server that is gone has it no more.
+    /// Stops ring `index` once its requests are answered. Does nothing if the server
+    /// is gone.
     fn stop(&self, index: usize, number: u64) {
         if let Ok(wire) = lock(&self.link).wire(number) {
             let _ = wire.ask(Request::GetVringBase, &pair(index, 0));
@@ -179,7 +181,7 @@ impl Front {
     }
 }
 
-/// Shows the server the memory.
+/// Shares the memory with the server.
 fn share(wire: &mut Wire, file: &OwnedFd, bytes: u64) -> Result<()> {
     let region = [1, BASE, bytes, BASE, 0].map(u64::to_ne_bytes).concat();
     wire.tell(Request::SetMemTable, &region, &[file.as_fd()])
@@ -189,18 +191,20 @@ fn pair(index: usize, value: u32) -> Vec<u8> {
     [(index as u32).to_ne_bytes(), value.to_ne_bytes()].concat()
 }
 
-/// Agrees on features, and returns them.
+/// Negotiates features, and returns them.
 fn negotiate(wire: &mut Wire) -> Result<u64> {
     wire.tell(Request::SetOwner, &[], &[])?;
     let offered = wire.number(Request::GetFeatures)?;
     let needed = feature::VERSION_1 | feature::INDIRECT | feature::PROTOCOL;
     if offered & needed != needed {
         let missing = needed & !offered;
-        return Err(wire.wrong(format_args!("it has no features {missing:#x}, which are needed")));
+        return Err(
+            wire.wrong(format_args!("it lacks the features {missing:#x}, which are needed"))
+        );
     }
     let words = wire.number(Request::GetProtocolFeatures)?;
     if words & protocol::CONFIG == 0 {
-        return Err(wire.wrong("it does not say how large its device is"));
+        return Err(wire.wrong("it does not report the size of its device"));
     }
     let words = words & (protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG);
     wire.tell(Request::SetProtocolFeatures, &words.to_ne_bytes(), &[])?;
@@ -220,7 +224,7 @@ fn negotiate(wire: &mut Wire) -> Result<u64> {
     Ok(features)
 }
 
-/// Reads the configuration, which may say anything.
+/// Reads the configuration, which may hold any values.
 fn facts(wire: &mut Wire, features: u64) -> Result<Facts> {
     let head = [0, CONFIG_BYTES as u32, 0].map(u32::to_ne_bytes).concat();
     let asked = [head.clone(), vec![0; CONFIG_BYTES]].concat();
@@ -238,11 +242,11 @@ fn facts(wire: &mut Wire, features: u64) -> Result<Facts> {
     if !block_bytes.is_power_of_two() || !(512..=65536).contains(&block_bytes) {
         return Err(wire.wrong(format_args!("blocks of {block_bytes} bytes")));
     }
-    // QEMU's servers offer the feature, and leave 0 there: no bound.
+    // QEMU's servers offer the feature and set 0 here: no limit.
     let piece_bytes_max = if has(blk::SIZE_MAX) { u32_at(config, 8) } else { 0 };
     let piece_bytes_max = if piece_bytes_max == 0 { BIO_BYTES_MAX as u32 } else { piece_bytes_max };
     let pieces_max = if has(blk::SEG_MAX) { u32_at(config, 12) } else { 1 };
-    // What a slot has descriptors for, beside the header and the answer.
+    // Descriptors of a slot, without the header and the answer.
     let pieces_max = pieces_max.min(ring::DESCRIPTORS_MAX as u32 - 2);
     let request_bytes_max = u64::from(piece_bytes_max) * u64::from(pieces_max);
     let request_bytes_max =
@@ -268,16 +272,16 @@ fn facts(wire: &mut Wire, features: u64) -> Result<Facts> {
     })
 }
 
-/// Memory of this length, mapped. The server cannot cut it short.
-fn memory(bytes: u64) -> Result<(OwnedFd, Foreign)> {
+/// Creates mapped memory of this length. It is sealed: the server cannot truncate it.
+fn memory(bytes: u64) -> Result<(OwnedFd, ClientMemory)> {
     let failed = |errno: rustix::io::Errno| {
-        Error::from_io("making memory to share with", "a server", errno.into())
+        Error::from_io("creating memory to share with", "a server", errno.into())
     };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("udm-front", flags).map_err(failed)?;
     ftruncate(&file, bytes).map_err(failed)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     fcntl_add_seals(&file, seals).map_err(failed)?;
-    let memory = Foreign::map(&file, 0, bytes)?;
+    let memory = ClientMemory::map(&file, 0, bytes)?;
     Ok((file, memory))
 }

@@ -1,4 +1,4 @@
-//! Requests of one thread: each has a slot of the ring until it is answered.
+//! The requests of one thread: each has a slot of the ring until it is answered.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,56 +9,53 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::time::Timespec;
 use udm::bio::Op;
 use udm::error::{Error, Kind, Result, Status};
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::queue::now;
 use udm::sync::Arc;
 use udm::units::{Nanos, SECOND, SECTOR};
 
-use super::again::Outage;
 use super::arena::{Arena, Block};
+use super::outage::{ALIVE_NS, Outage};
 use super::ring::{ENTRIES, Head, Piece, RING_BYTES, Ring};
 use super::wire::is_closed;
 use super::{DATA_BYTES, Front, PART_BYTES};
 use crate::vhost::poll::{GLANCES, Poller, glance};
 use crate::vhost::proto::feature;
 
-/// Time between two looks whether the server is there, while it is waited for.
-pub(super) const ALIVE_NS: Nanos = SECOND / 100;
-
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// What to do.
+    /// Operation.
     pub op: Op,
-    /// Where, in bytes.
+    /// First byte.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u64,
-    /// It is answered when it is durable.
+    /// Whether it is answered only when durable.
     pub fua: bool,
-    /// The answer has it too.
+    /// Returned with the answer.
     pub token: u64,
 }
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// As it was asked with.
+    /// The request's token.
     pub token: u64,
-    /// What became of it.
+    /// The request's result.
     pub result: std::result::Result<(), Status>,
 }
 
-/// A request's data in the memory that is shared, one piece after the other.
+/// A request's data in shared memory, read or written in order.
 #[derive(Debug)]
 pub struct Bytes<'a> {
-    memory: &'a Foreign,
+    memory: &'a ClientMemory,
     at: u64,
     end: u64,
 }
 
 impl Bytes<'_> {
-    /// The next bytes are these.
+    /// Stores the next bytes.
     pub fn put(&mut self, bytes: &[u8]) {
         assert!(bytes.len() as u64 <= self.end - self.at, "a request has its length");
         self.memory.store(self.at, bytes);
@@ -73,16 +70,16 @@ impl Bytes<'_> {
     }
 }
 
-/// A request with the server.
+/// A request that the server has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     ask: Ask,
     block: Option<Block>,
-    /// Counts requests.
+    /// Number of the request.
     pub(super) nth: u64,
 }
 
-/// A queue. Dropping it waits for the server to be done with it.
+/// A queue. Dropping it waits until the server does not use it any more.
 #[derive(Debug)]
 pub struct Queue {
     pub(super) front: Arc<Front>,
@@ -92,19 +89,19 @@ pub struct Queue {
     pub(super) sent: Vec<Option<Sent>>,
     count: u64,
     free: Vec<u16>,
-    /// Answered without the server.
+    /// Requests that were answered without the server.
     done: VecDeque<Answer>,
     poller: Poller,
     pub(super) kick: OwnedFd,
     pub(super) call: OwnedFd,
-    /// The connection by which the server has the ring.
+    /// The connection on which the ring was started.
     pub(super) link: u64,
     pub(super) socket: UnixStream,
-    /// The server is gone, and the next one is waited for.
+    /// Set while the server is gone and the queue waits for the next one.
     pub(super) outage: Option<Outage>,
     /// For a program's own loop.
     pub(super) bell: Option<OwnedFd>,
-    /// Why there is no server any more.
+    /// The reason why the server is gone.
     failure: Option<String>,
     pub(super) alive_at: Nanos,
 }
@@ -146,7 +143,7 @@ impl Queue {
         })
     }
 
-    /// Requests that were started and not answered.
+    /// Number of requests that were started and not answered.
     pub fn in_flight(&self) -> usize {
         self.with_server() + self.done.len()
     }
@@ -155,16 +152,16 @@ impl Queue {
         usize::from(ENTRIES) - self.free.len()
     }
 
-    /// Why there is no server any more.
+    /// Returns the reason why the server is gone.
     pub fn failure(&self) -> Option<Error> {
         self.failure.as_ref().map(|failure| Error::new(Kind::Io, failure.clone()))
     }
 
-    /// Starts a request, whose data `fill` puts there if it is a write. Returns whether there was
-    /// room for it: if not, there is when others were answered.
+    /// Starts a request; `fill` stores its data if it is a write. Returns whether there was free
+    /// space for it. If not, there is after other requests are answered.
     ///
-    /// While the server has others, it sees some at a time, and the last of them at the next
-    /// [`Queue::poll`] or [`Queue::wait`].
+    /// While the server has other requests, it sees new ones in batches, and the last of them at
+    /// the next [`Queue::poll`] or [`Queue::wait`].
     pub fn start(&mut self, ask: Ask, fill: impl FnOnce(&mut Bytes<'_>)) -> Result<bool> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -181,8 +178,8 @@ impl Queue {
             self.free.push(head);
             return Ok(false);
         }
-        // Before the data: to load again what was just stored would wait for all of that to leave
-        // this processor.
+        // Before the data: loading these values after the store would wait until all of the data
+        // has left this processor's store buffer.
         self.count += 1;
         let sent = Sent { ask, block, nth: self.count };
         self.sent[usize::from(head)] = Some(sent);
@@ -190,14 +187,14 @@ impl Queue {
             fill(&mut bytes(&self.front.memory, block, ask.len));
         }
         self.send(head, sent);
-        // A program's loop may not come back before there is an answer.
+        // A program's loop may not run again before there is an answer.
         if self.bell.is_some() || self.ring.has_batch(self.with_server()) {
             self.show();
         }
         Ok(true)
     }
 
-    /// The answer to what needs no server for it.
+    /// Returns the answer to a request that does not need the server.
     fn judge(&self, ask: &Ask) -> Option<std::result::Result<(), Status>> {
         let facts = &self.front.facts;
         let Ask { op, offset, len, .. } = *ask;
@@ -245,7 +242,7 @@ impl Queue {
         self.ring.offer(head, Head { kind, sector, range }, pieces);
     }
 
-    /// Lets the server see all requests so far.
+    /// Makes all requests so far visible to the server.
     #[inline]
     pub(super) fn show(&mut self) {
         if self.ring.show() {
@@ -253,7 +250,7 @@ impl Queue {
         }
     }
 
-    /// The next answer, if there is one. `take` is given the data if it is that of a read.
+    /// Returns the next answer, if there is one. `take` gets the data of a read.
     pub fn poll(&mut self, take: impl FnOnce(u64, &mut Bytes<'_>)) -> Option<Answer> {
         loop {
             self.show();
@@ -269,7 +266,7 @@ impl Queue {
                 Ok(Some((head, status))) => {
                     self.poller.found(now);
                     let Some(sent) = self.sent[usize::from(head)].take() else {
-                        self.fail(&format!("request {head} is answered, and was not asked"));
+                        self.fail(&format!("an answer to request {head}, which was not sent"));
                         continue;
                     };
                     if let Some(result) = self.finish(head, sent, status) {
@@ -283,26 +280,28 @@ impl Queue {
         }
     }
 
-    /// Nothing is answered. Whether the program will hear when something is.
+    /// Handles the case without an answer. Returns whether the program will be notified of the next
+    /// one.
     fn is_news_awaited(&mut self) -> bool {
         let time = now();
         if time >= self.alive_at {
             self.alive_at = time + ALIVE_NS;
-            // A try that failed may have left a connection that is open.
+            // A failed attempt may have left an open connection.
             if self.outage.is_some() || is_closed(&self.socket) {
-                // What it answered before its end counts.
+                // Answers from before the server's end are valid.
                 if self.ring.answered() > 0 {
                     return false;
                 }
                 self.go_on();
-                // Until there is a server, or none is waited for.
+                // Until there is a server, or the wait has ended.
                 return self.outage.is_some();
             }
         }
         self.rearm()
     }
 
-    /// Asks for the next call, if a program's loop waits for it. Whether there is nothing now.
+    /// Asks for the next notification, if a program's loop waits for one. Returns whether there is
+    /// no answer now.
     fn rearm(&mut self) -> bool {
         if self.bell.is_none() {
             return true;
@@ -311,7 +310,7 @@ impl Queue {
         self.ring.may_sleep()
     }
 
-    /// What became of a request; nothing if it goes on.
+    /// Returns the result of a request; `None` if the request continues.
     fn finish(
         &mut self,
         head: u16,
@@ -320,7 +319,7 @@ impl Queue {
     ) -> Option<std::result::Result<(), Status>> {
         match status {
             0 if sent.ask.fua && self.front.facts.has_flush => {
-                // A virtio-blk write is durable after a flush.
+                // A virtio-blk write is durable only after a flush.
                 let ask = Ask { op: Op::Flush, fua: false, ..sent.ask };
                 let flush = Sent { ask, ..sent };
                 self.sent[usize::from(head)] = Some(flush);
@@ -351,7 +350,7 @@ impl Queue {
         Answer { token: ask.token, result }
     }
 
-    /// The server is not used any more; everything ends with an error.
+    /// Ends the use of the server; all requests end with an error.
     pub(super) fn fail(&mut self, what: &str) {
         self.outage = None;
         let path = self.front.path.display();
@@ -363,7 +362,7 @@ impl Queue {
         self.ring_bell();
     }
 
-    /// Waits until there is an answer, or until `deadline`, or for a moment.
+    /// Waits until there is an answer, until `deadline`, or for a moment.
     pub fn wait(&mut self, deadline: Option<Nanos>) {
         self.show();
         if self.outage.is_some() {
@@ -413,8 +412,8 @@ impl Queue {
         }
     }
 
-    /// A file that is readable while [`Queue::poll`] may have something, and until it has returned
-    /// `None`.
+    /// Returns a file that is readable while [`Queue::poll`] may return an answer, and until it has
+    /// returned `None`.
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
         if self.bell.is_none() {
             let failed = |errno: rustix::io::Errno| {
@@ -440,19 +439,19 @@ impl Queue {
     }
 }
 
-fn bytes(memory: &Foreign, block: Block, len: u64) -> Bytes<'_> {
+fn bytes(memory: &ClientMemory, block: Block, len: u64) -> Bytes<'_> {
     Bytes { memory, at: block.at, end: block.at + len }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.failure.is_some() {
-            // Nobody knows what the server does to the ring: it has no other user.
+            // The server's use of the ring is unknown, so the slot is not given to another queue.
             return;
         }
         self.show();
         self.front.stop(self.index, self.link);
-        // Its memory goes back to the system.
+        // Returns its memory to the system.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let at = PART_BYTES * self.index as u64 + RING_BYTES;
         let _ = fallocate(&self.front.file, flags, at, DATA_BYTES);

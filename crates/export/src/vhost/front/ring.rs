@@ -1,35 +1,35 @@
-//! A split ring, from the driver's side, and a slot of memory for each of its requests.
+//! A split ring, from the driver's side, with a slot of memory for each request.
 //!
-//! The ring lies in memory that the server may change at any time. Of what it says, only two things
-//! are used: how many requests it has answered, and which. Both are checked against what is in
-//! flight.
+//! The ring is in memory that the server may change at any time. The client reads only two things
+//! from the server: the number of answered requests, and their heads. It checks both against the
+//! requests in flight.
 //!
-//! Requests that follow one another are shown to the server together. It looks at the word that
-//! says how many there are as often as it can, and each look takes that word from this processor.
+//! Consecutive requests are published to the server together: the server reads the available index
+//! as often as it can, and each read takes that cache line from this processor.
 
 #![allow(clippy::host_endian_bytes, reason = "both sides run on this machine")]
 
-use udm::foreign::Foreign;
+use udm::pmem::client_memory::ClientMemory;
 use udm::sync::Arc;
 use udm::sync::statics::atomic::{Ordering, fence};
 
 use super::super::proto::{RingAddresses, Violation, wrong};
 use super::BASE;
 
-/// Entries, and slots.
+/// Number of entries and slots.
 pub(super) const ENTRIES: u16 = 256;
-/// Most descriptors of a request.
+/// Maximum descriptors of a request.
 pub(super) const DESCRIPTORS_MAX: usize = 140;
 
-/// Requests that are shown together, at most.
+/// Maximum requests that are published together.
 const SHOWN: u16 = 8;
 
 const AVAILABLE: u64 = 4 << 10;
 const USED: u64 = 8 << 10;
 const SLOTS: u64 = 16 << 10;
-/// An odd number of cache lines, so that slots do not all fall into the same ones.
+/// An odd number of cache lines, so that slots do not all map to the same cache sets.
 const SLOT_BYTES: u64 = 37 * 64;
-/// In a slot. A short table and the header share one line, which the server reads.
+/// Offsets in a slot. A short table and the header share one cache line, which the server reads.
 const HEADER_AT: u64 = 48;
 const STATUS_AT: u64 = 64;
 const RANGE_AT: u64 = 80;
@@ -52,23 +52,23 @@ pub(super) struct Piece {
     pub is_writable: bool,
 }
 
-/// What a request consists of beside its data.
+/// A request without its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     pub kind: u32,
     pub sector: u64,
-    /// Sectors of a range, for requests about one.
+    /// Number of sectors, for requests about a range.
     pub range: Option<u32>,
 }
 
 /// The ring.
 #[derive(Debug)]
 pub(super) struct Ring {
-    memory: Arc<Foreign>,
+    memory: Arc<ClientMemory>,
     at: u64,
     has_events: bool,
     available: u16,
-    /// The last ones of those, which the server does not know yet.
+    /// The newest requests that are not published yet.
     unshown: u16,
     used: u16,
     table: Vec<u8>,
@@ -76,7 +76,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// An empty ring at `at`.
-    pub fn new(memory: Arc<Foreign>, at: u64, has_events: bool) -> Ring {
+    pub fn new(memory: Arc<ClientMemory>, at: u64, has_events: bool) -> Ring {
         let (available, unshown, used) = (0, 0, 0);
         let table = Vec::with_capacity(64);
         let mut ring = Ring { memory, at, has_events, available, unshown, used, table };
@@ -100,7 +100,7 @@ impl Ring {
         self.at + SLOTS + SLOT_BYTES * u64::from(head)
     }
 
-    /// Makes a request available. The server does not see it before [`Ring::show`].
+    /// Adds a request. The server does not see it before [`Ring::show`].
     pub fn offer(&mut self, head: u16, request: Head, data: impl Iterator<Item = Piece>) {
         let slot = self.slot(head);
         let mut table = std::mem::take(&mut self.table);
@@ -142,14 +142,14 @@ impl Ring {
         self.unshown += 1;
     }
 
-    /// Whether the server should see what was offered although more may follow, if it has this
-    /// many requests with those: it has nothing else to do, or they are enough.
+    /// Whether to publish now although more requests may follow, given the number of requests with
+    /// the server: it is the only request there, or the batch is large enough.
     #[inline]
     pub fn has_batch(&self, with_server: usize) -> bool {
         self.unshown >= SHOWN || usize::from(self.unshown) >= with_server
     }
 
-    /// Shows the server what was offered, and says whether it wants a kick for that.
+    /// Publishes the new requests. Returns whether the server wants a kick.
     #[inline]
     pub fn show(&mut self) -> bool {
         self.unshown > 0 && self.publish()
@@ -158,25 +158,26 @@ impl Ring {
     fn publish(&mut self) -> bool {
         let count = std::mem::take(&mut self.unshown);
         self.memory.u16_at(self.at + AVAILABLE + 2).store(self.available, Ordering::Release);
-        // Its wish is read after that was stored: or both sides wait for each other.
+        // The server's event index is read after the store above: otherwise both sides could wait
+        // for each other.
         fence(Ordering::SeqCst);
         let used = self.at + USED;
         if !self.has_events {
             return self.memory.u16_at(used).load(Ordering::Relaxed) & IS_QUIET == 0;
         }
         let event = self.memory.u16_at(used + 4 + u64::from(ENTRIES) * 8).load(Ordering::Relaxed);
-        // It is the number of a request: one of these?
+        // The event index is a request's number: is it one of these?
         self.available.wrapping_sub(event).wrapping_sub(1) < count
     }
 
-    /// How many requests were answered and not taken.
+    /// Number of answered requests that are not taken yet.
     #[inline]
     pub fn answered(&self) -> u16 {
         let used = self.memory.u16_at(self.at + USED + 2).load(Ordering::Acquire);
         used.wrapping_sub(self.used)
     }
 
-    /// The next request that was answered, of `in_flight`: its head, and the answer.
+    /// Takes the next answered request out of `in_flight` many: its head, and the answer.
     pub fn pop(&mut self, in_flight: usize) -> Result<Option<(u16, u8)>, Violation> {
         let count = self.answered();
         if count == 0 {
@@ -196,8 +197,8 @@ impl Ring {
         Ok(Some((head, status[0])))
     }
 
-    /// Asks for a call when the next request is answered, and says whether to sleep until then:
-    /// none is answered already.
+    /// Asks for a notification at the next answer. Returns whether the client may sleep: no request
+    /// is answered already.
     pub fn may_sleep(&self) -> bool {
         let list = self.at + AVAILABLE;
         if self.has_events {
@@ -210,7 +211,7 @@ impl Ring {
         self.answered() == 0
     }
 
-    /// Asks for no calls. With event indices, the event lies in the past.
+    /// Turns notifications off. With event indices, the event is in the past.
     pub fn refuse_calls(&self) {
         if !self.has_events {
             self.memory.u16_at(self.at + AVAILABLE).store(IS_QUIET, Ordering::Relaxed);
@@ -246,7 +247,7 @@ mod tests {
     fn ring(has_events: bool) -> Ring {
         let file = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, RING_BYTES).unwrap();
-        Ring::new(Arc::new(Foreign::map(&file, 0, RING_BYTES).unwrap()), 0, has_events)
+        Ring::new(Arc::new(ClientMemory::map(&file, 0, RING_BYTES).unwrap()), 0, has_events)
     }
 
     fn shown(ring: &Ring) -> u16 {
@@ -264,11 +265,11 @@ mod tests {
             }
             shows.push(shown(&ring));
         }
-        // The first, for which the server waits; then none until there are enough.
+        // The first request, because the server is idle; then none until the batch is large enough.
         assert_eq!(shows, [1, 1, 1, 1, 1, 1, 1, 1, 9, 9]);
         ring.show();
         assert_eq!(shown(&ring), 10);
-        assert!(!ring.show(), "there is nothing to show");
+        assert!(!ring.show(), "all requests are published");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The socket to a server: messages that are told, and those that are answered.
+//! The socket to a server: messages with and without an answer.
 
 #![allow(clippy::host_endian_bytes, reason = "vhost-user is spoken within one machine")]
 
@@ -14,11 +14,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::time::Timespec;
 use udm::error::{Error, Kind, Result};
 
+use crate::socket::connect_within;
+
 use super::super::proto::{HEADER_BYTES, PAYLOAD_BYTES_MAX, Request, u32_at, u64_at};
 
-/// How long an answer may take: a ring ends when its requests have, which may wait for disks.
+/// Maximum wait for an answer: a ring stops when its requests end, which may depend on disks.
 pub(super) const ANSWER_LONGEST: Duration = Duration::from_secs(30);
-/// Flags of a header: version 1, a reply, one that wants to hear whether it was done.
+/// Flags of a header: version 1, a reply, a request for an acknowledgement.
 const VERSION: u32 = 1;
 const IS_REPLY: u32 = 1 << 2;
 const NEEDS_REPLY: u32 = 1 << 3;
@@ -28,21 +30,21 @@ const NEEDS_REPLY: u32 = 1 << 3;
 pub(super) struct Wire {
     path: PathBuf,
     stream: UnixStream,
-    /// Messages without an answer of their own get one.
+    /// Whether messages without an answer of their own are acknowledged.
     pub has_reply_ack: bool,
 }
 
 impl Wire {
-    /// Connects to a server whose answers take no longer than `longest`.
+    /// Connects to a server whose answers take at most `longest`.
     pub fn connect(path: &Path, longest: Duration) -> Result<Wire> {
         let failed = |source| Error::from_io("connecting to", path.display(), source);
-        let stream = UnixStream::connect(path).map_err(failed)?;
+        let stream = connect_within(path, longest).map_err(|errno| failed(errno.into()))?;
         stream.set_read_timeout(Some(longest)).map_err(failed)?;
         stream.set_write_timeout(Some(longest)).map_err(failed)?;
         Ok(Wire { path: path.into(), stream, has_reply_ack: false })
     }
 
-    /// Another handle of the socket, to be asked whether the server is there.
+    /// Duplicates the socket, for checks whether the server is connected.
     pub fn watch(&self) -> Result<UnixStream> {
         self.stream.try_clone().map_err(|source| self.failed(source))
     }
@@ -52,12 +54,12 @@ impl Wire {
         Error::new(Kind::Io, format!("{place} does not answer: {source}")).with_source(source)
     }
 
-    /// An error because of what the server says.
+    /// An error in the server's messages.
     pub fn wrong(&self, what: impl std::fmt::Display) -> Error {
         Error::new(Kind::Io, format!("the server at {}: {what}", self.path.display()))
     }
 
-    /// Tells the server something, and hears that it is done if it says that.
+    /// Sends a message, and waits for its acknowledgement if the server sends one.
     pub fn tell(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let flags = if self.has_reply_ack { VERSION | NEEDS_REPLY } else { VERSION };
         self.send(request, flags, payload, fds)?;
@@ -84,7 +86,7 @@ impl Wire {
         }
     }
 
-    /// Asks for more than a number.
+    /// Asks for a payload.
     pub fn ask(&mut self, request: Request, payload: &[u8]) -> Result<Vec<u8>> {
         self.send(request, VERSION, payload, &[])?;
         self.receive(request, &self.stream)

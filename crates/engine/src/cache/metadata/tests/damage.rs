@@ -1,5 +1,4 @@
-//! What is wrong with metadata is said with the block where it is, and is refused or tolerated as
-//! it deserves.
+//! Defects of metadata are reported with their block, and are refused or tolerated as they deserve.
 
 use super::super::block::{BlockKind, put_u32, put_u64, u64_at};
 use super::super::contents::mapping;
@@ -41,8 +40,8 @@ fn said(disk: &Arc<dyn Disk>) -> (Vec<String>, Vec<String>) {
 fn what_no_one_can_go_on_with_is_damage() {
     type Spoil = fn(&mut Block);
     let cases: [(u32, Spoil, &str); 5] = [
-        (1, |b| put_u64(b, 24, 5 << 16 | 5), "flags that mean nothing in 1 slots, the first is 0"),
-        (2, |b| put_u64(b, 24, 5 << 16 | 3), "flags that mean nothing in 1 slots, the first is 0"),
+        (1, |b| put_u64(b, 24, 5 << 16 | 5), "unknown flags in 1 slots, the first is 0"),
+        (2, |b| put_u64(b, 24, 5 << 16 | 3), "unknown flags in 1 slots, the first is 0"),
         (2, |b| put_u64(b, 24, 4096 << 16 | 1), "slots 0 and 1 both hold block 4096 of the origin"),
         (2, |b| put_u32(b, 8, 508), "an array block with 508 elements, expected 509"),
         (2, |b| put_u32(b, 12, 4), "an array block with elements of 4 bytes, expected 8"),
@@ -115,16 +114,14 @@ fn totals_that_lie_are_remarks() {
     assert_eq!(
         remarks,
         [
+            format!("metadata block 0: its count of used blocks is 99; the space map has {used}"),
             format!(
-                "metadata block 0: it says that 99 blocks are in use; the space map has {used}"
-            ),
-            format!(
-                "metadata block {index}: it says that 9 blocks of bitmap 0 are free; {} are",
+                "metadata block {index}: its count of free blocks of bitmap 0 is 9, not {}",
                 128 - used
             ),
             format!(
-                "metadata block {index}: it says that none of bitmap 0 is free before its 128., \
-             but block {free} is"
+                "metadata block {index}: it says that bitmap 0 has no free block before its 128., \
+             but block {free} is free"
             ),
         ]
     );
@@ -184,11 +181,11 @@ fn a_superblock_that_is_not_understood_is_refused_in_the_kernels_order() {
     formatted(&disk, 2);
     type Spoil = fn(&mut Block);
     let cases: [(Spoil, &str); 5] = [
-        (|b| put_u32(b, 252, 4), "features that are not known here (0x4)"),
-        (|b| put_u32(b, 232, 0), "the cache's blocks have no size"),
+        (|b| put_u32(b, 252, 4), "unknown features (0x4)"),
+        (|b| put_u32(b, 232, 0), "the cache's block size is 0"),
         (|b| put_u32(b, 236, 16), "metadata blocks of 16 sectors, expected 8"),
-        (|b| put_u32(b, 40, 3), "version 3 of the metadata is not known"),
-        (|b| b[32] = 4, "no cache metadata: magic 0x18c404, expected 0x18c403"),
+        (|b| put_u32(b, 40, 3), "unknown version 3 of the metadata"),
+        (|b| b[32] = 4, "not cache metadata: magic 0x18c404, expected 0x18c403"),
     ];
     for (spoil, expected) in cases {
         change(&ram, BlockKind::Superblock, 0, spoil);
@@ -196,11 +193,11 @@ fn a_superblock_that_is_not_understood_is_refused_in_the_kernels_order() {
     }
     formatted(&disk, 2);
     ram.poke(1000, &[1]);
-    assert!(text(&disk).contains("no superblock: its checksum is 0x"), "{}", text(&disk));
+    assert!(text(&disk).contains("not a valid superblock: its checksum is 0x"), "{}", text(&disk));
     formatted(&disk, 2);
     change(&ram, BlockKind::Superblock, 0, |block| put_u32(block, 248, 1));
     let error = Writer::new(&load(&disk).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("features that only allow reading here (0x1)"), "{error}");
+    assert!(error.contains("features that only allow reading (0x1)"), "{error}");
 }
 
 #[test]
@@ -214,7 +211,7 @@ fn a_device_that_was_cut_short_is_read_as_far_as_it_is_there() {
         format!("metadata block 0: a space map of 128 blocks, but the device has {}", last + 1);
     assert_eq!(found.remarks.list[0].to_string(), what);
     let writer = Writer::new(&found.loaded().unwrap()).unwrap();
-    assert_eq!(writer.space().1, last + 1, "nothing is put beyond the end");
+    assert_eq!(writer.space().1, last + 1, "no block is written beyond the end");
     let shorter = short[..short.len() - BLOCK_BYTES].to_vec();
     assert!(load(&shorter).is_err());
 }

@@ -29,7 +29,7 @@ fn commit(disk: &Arc<dyn Disk>, writer: &mut Writer, change: &Change<'_>) {
     writer.committed(transaction);
 }
 
-/// What is on `disk`, with nothing at all to complain about.
+/// The metadata on `disk`; fails if the check finds an error.
 fn spotless(disk: &Arc<dyn Disk>) -> Loaded {
     let found = survey(disk, survey::superblock(disk).unwrap());
     let findings: Vec<String> = found.findings().map(ToString::to_string).collect();

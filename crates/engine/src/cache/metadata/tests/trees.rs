@@ -40,7 +40,7 @@ impl Media {
             let mut above = Vec::new();
             let mut rest = &row[..];
             loop {
-                // What is left after a node that is not the last must be enough for another.
+                // The rest after a node that is not the last must be enough for another.
                 let len = match rest.len() {
                     len if len <= 252 && prng.one_in(2) => len,
                     len if len < 168 => len,
@@ -103,7 +103,7 @@ fn two_levels() -> (Media, u64, [u64; 3]) {
     (media, root, leaves)
 }
 
-/// What reading says of such a tree when block `at` is changed and sealed again.
+/// The findings of a read of such a tree when block `at` is changed and sealed again.
 fn spoilt(change: impl Fn(&mut Block), which: usize) -> Vec<String> {
     let (mut media, root, leaves) = two_levels();
     let address = if which == 3 { root } else { leaves[which] };
@@ -130,7 +130,7 @@ fn what_is_wrong_with_a_node_is_named_with_its_block() {
         (1, |b| put_u32(b, 20, 255), "metadata block 2: a node with room for 255 entries"),
         (1, |b| put_u32(b, 24, 4), "metadata block 2: a node with values of 4 bytes, expected 8"),
         (1, |b| put_u32(b, 4, 3), "metadata block 2: a node that is neither"),
-        (1, |b| put_u64(b, 40, 100), "metadata block 2: key 100 stands after key 100"),
+        (1, |b| put_u64(b, 40, 100), "metadata block 2: key 100 follows key 100"),
         (1, |b| put_u32(b, 16, 83), "metadata block 2: a node with 83 entries, fewer than a third"),
     ];
     for (which, change, expected) in cases {
@@ -167,10 +167,13 @@ fn a_block_that_is_torn_or_misplaced_is_named() {
     let mut reading = reading(&media);
     let tree = btree::read(&mut reading, root, 8);
     let said: Vec<String> = reading.damage.list.iter().map(ToString::to_string).collect();
-    assert!(said[0].starts_with("metadata block 1: no tree node: its checksum is 0x"), "{said:?}");
-    assert_eq!(said[1], "metadata block 3: the tree node there says that it is block 2");
-    assert_eq!(tree.entries.len(), 100, "what is not damaged is there");
-    // A block of another type says so.
+    assert!(
+        said[0].starts_with("metadata block 1: not a valid tree node: its checksum is 0x"),
+        "{said:?}"
+    );
+    assert_eq!(said[1], "metadata block 3: the tree node there is labelled block 2");
+    assert_eq!(tree.entries.len(), 100, "undamaged entries are found");
+    // A block of another type is reported as such.
     let block = array::build(array::Elements::Long, &[]);
     let mut sealed = block;
     BlockKind::Array.seal(&mut sealed, 7);
@@ -221,8 +224,8 @@ fn an_array_with_a_hole_names_it() {
     let mut reading = reading(&media);
     let found = array::read(&mut reading, root, Elements::Long, Len::Exactly(6 * 509));
     let said: Vec<String> = reading.damage.list.iter().map(ToString::to_string).collect();
-    assert_eq!(said[0], "metadata block 4: the array below it has no blocks 1 to 2");
-    assert_eq!(said[1], "metadata block 4: the array below it has no block 5");
+    assert_eq!(said[0], "metadata block 4: the array below it lacks blocks 1 to 2");
+    assert_eq!(said[1], "metadata block 4: the array below it lacks block 5");
     let firsts: Vec<u64> = found.pieces.iter().map(|piece| piece.first).collect();
     assert_eq!(firsts, [0, 3 * 509, 4 * 509]);
 }

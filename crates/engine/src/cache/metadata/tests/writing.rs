@@ -1,11 +1,11 @@
-//! Transactions: what was written is read, nothing that counts is overwritten, and every count is
-//! right.
+//! Tests of transactions: written data is read back, valid blocks are never overwritten, and every
+//! count is right.
 
 use super::super::bits::{Bits, words_of};
 use super::super::block::u32_at;
 use super::super::contents::mapping;
 use super::super::superblock::CLEAN_SHUTDOWN;
-use super::super::writer::Reached;
+use super::super::transaction::Reached;
 use super::*;
 use crate::error::Kind;
 use crate::prng::Prng;
@@ -38,12 +38,12 @@ fn a_device_that_is_too_small_or_too_large_is_formatted_as_far_as_it_goes() {
         assert_eq!(writer.space().1, blocks);
         spotless(&disk);
     }
-    // Only its superblock is looked at: 16 GiB are a lot of memory.
+    // Only its superblock is examined: 16 GiB are a lot of memory.
     let Formatted { transaction, writer } = format(5_000_000, 64, 2).unwrap();
     assert_eq!((writer.space().1, transaction.blocks().len()), (4_161_600, 255 + 5));
 }
 
-/// What a cache holds, as a test changes it, with marks.
+/// The contents of a cache as a test changes them, with marks.
 struct Model {
     contents: Contents,
     mappings: Bits,
@@ -160,7 +160,7 @@ fn one_change_writes_as_little_as_the_kernel_does() {
         assert_eq!(transaction.blocks().len(), 5);
         writer.committed(transaction);
         let transaction = writer.prepare(&Change::of_superblock(writer.superblock().clone()));
-        assert!(transaction.unwrap().blocks().is_empty(), "nothing but the superblock");
+        assert!(transaction.unwrap().blocks().is_empty(), "only the superblock");
     }
 }
 
@@ -180,7 +180,7 @@ fn no_block_is_written_that_counts() {
         assert!(addresses.iter().all(|at| !used.is_set(*at) && *at > 0), "round {round}");
         addresses.dedup();
         assert_eq!(addresses.len(), transaction.blocks().len(), "none twice");
-        // A crash before the superblock: the last transaction is there, whatever was written.
+        // A crash before the superblock, after any of these blocks: the last transaction is valid.
         for (at, block) in transaction.blocks().iter().take(prng.below(99) as usize) {
             ram.poke(at * BLOCK_BYTES as u64, block.as_slice());
         }
@@ -216,7 +216,8 @@ fn a_transaction_that_failed_is_repeated_without_touching_what_may_count() {
                 writer.committed(transaction);
                 model.unmark();
             }
-            // The superblock was sent, and is on the device although nobody heard of it, or not.
+            // The superblock was sent; it is on the device although the server got no result, or it
+            // is not.
             1 => {
                 for (at, block) in transaction.blocks() {
                     ram.poke(at * BLOCK_BYTES as u64, block.as_slice());
@@ -246,11 +247,11 @@ fn without_space_nothing_is_written_and_nothing_has_changed() {
     assert_eq!(error.kind(), Kind::NoSpace);
     assert_eq!(
         error.to_string(),
-        "the metadata device is full: 9 of 16 blocks are in use, and a transaction needs others \
-         than those"
+        "the metadata device is full: 9 of 16 blocks are in use, and a transaction needs free \
+         blocks"
     );
     assert!((ram.image(), format!("{writer:?}")) == before);
-    // Less of it goes.
+    // Fewer slots.
     model.resize(509);
     model.unmark();
     model.put(3, true, true);
@@ -264,7 +265,7 @@ fn what_is_not_known_of_a_superblock_stays() {
     formatted(&disk, 2);
     let mut block = [0; BLOCK_BYTES];
     ram.peek(0, &mut block);
-    block[16..32].copy_from_slice(b"a uuid of nobody");
+    block[16..32].copy_from_slice(b"an unknown uuid.");
     block[244] = 0x80;
     block[160] = 5;
     block[4090] = 7;
@@ -295,6 +296,6 @@ fn a_million_slots_are_changed_in_a_moment() {
     model.put(77_777, false, false);
     let change = Change { hints: Next::Same, ..model.change(writer.superblock().clone()) };
     let transaction = writer.prepare(&change).unwrap();
-    // Two arrays with a block, and what is above them; the discards have none.
+    // Two arrays with a block, and the nodes above them; the discards have none.
     assert!(transaction.blocks().len() <= 10, "{}", transaction.blocks().len());
 }

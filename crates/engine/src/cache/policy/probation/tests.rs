@@ -1,4 +1,4 @@
-//! What the policy asks for, and when, in single cases.
+//! The policy's decisions in single cases.
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn what_could_not_be_written_back_is_taken_again() {
     assert_eq!(
         taken,
         [0, 1, 2].map(|slot| Some(Next::Clean(slot))).into_iter().chain([None]).collect::<Vec<_>>(),
-        "what is being written back is not asked for again"
+        "a block in write-back is not named again"
     );
     policy.stay(1);
     assert_eq!(policy.next(), Some(Next::Clean(1)));

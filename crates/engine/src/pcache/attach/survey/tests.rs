@@ -1,5 +1,5 @@
-//! Random logs, whole and damaged, read by one thread and by several, in batches of every size:
-//! what comes of it is what comes of reading the log record by record.
+//! Random logs, whole and damaged, read by one thread and by several, in batches of every size: the
+//! result must equal the result of reading the log record by record.
 
 use zerocopy::IntoBytes;
 
@@ -143,7 +143,8 @@ impl Maker {
                 self.append(&keys);
             }
         } else if wrong && self.prng.one_in(4) {
-            // Back to an earlier segment, to nowhere, or on to where old bytes stand.
+            // Back to an earlier segment, to a segment that does not exist, or to a position with
+            // old bytes.
             let segment = self.prng.below(u64::from(SEGMENTS) + 2) as u32;
             self.go_on_in(segment);
         }
@@ -168,7 +169,7 @@ impl Maker {
     }
 }
 
-/// A random log; whether it is one that only this test would write.
+/// A random log, and whether only this test would write such a log.
 fn make(seed: u64) -> (Media, bool) {
     let (mut maker, sim) = Maker::new(seed);
     let has_wrong = maker.prng.one_in(3);
@@ -234,7 +235,15 @@ fn content(index: &Index) -> Vec<String> {
 fn reading(sharing: Sharing, at_once_max: u64, log_damage: LogDamage) -> Reading<'static> {
     let progress = Box::leak(Box::default());
     let new_index = &|| Index::with_flats(BACKING_BYTES, 5);
-    Reading { backing_bytes: BACKING_BYTES, log_damage, at_once_max, sharing, new_index, progress }
+    Reading {
+        backing_bytes: BACKING_BYTES,
+        log_damage,
+        at_once_max,
+        drops_clean: false,
+        sharing,
+        new_index,
+        progress,
+    }
 }
 
 fn read(media: &Media, reading: &Reading<'_>) -> Result<(Structures, Replayed)> {
@@ -369,7 +378,7 @@ fn threads_and_batches_make_no_difference() {
             let found = in_words(&read(&media, &reading));
             let expected = expected.get_or_insert_with(|| {
                 let in_order = in_words(&read_in_order(&media, &reading));
-                // It loads more at a time, and may meet unreadable bytes after the log's end.
+                // A batch loads more at a time, and may meet unreadable bytes after the log's end.
                 if is_poisoned && in_order.is_err() { found.clone() } else { in_order }
             });
             assert!(
@@ -388,9 +397,9 @@ fn threads_and_batches_make_no_difference() {
     // The logs were of all kinds.
     for what in [
         "only reached",
-        "runs into itself",
-        "goes on in segment",
-        "no room for its end",
+        "has a cycle",
+        "continues in segment",
+        "no space for its end",
         "cannot read the log",
         "dirty_tail",
         "which holds the log",

@@ -1,0 +1,312 @@
+//! Log lines about a device's health: each change once, with counts and errno. Requests are not
+//! logged: a thread checks the device every second, and compares.
+//!
+//! A recurring state (errors of the origin, a full cache, pauses of write-back) begins with its
+//! first sign, and ends some seconds after its last sign: so a flapping state is one state and does
+//! not fill the log. A failed device counts as working after an operation of the failed kind has
+//! succeeded, not after a time without operations. Each state makes two lines, regardless of the
+//! events in between.
+
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use udm::disk::DiskErrors;
+use udm::target::Health;
+
+use crate::exports::OpenExport;
+use crate::log;
+use crate::server::Server;
+
+/// Time between two checks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A state has ended this long after its last sign.
+const CALM: Duration = Duration::from_secs(5);
+
+/// Checks the device of `server` as long as the server lives.
+pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
+    let server: Weak<Server> = Arc::downgrade(server);
+    let watch = move || {
+        let mut journal = Journal::default();
+        while let Some(server) = server.upgrade() {
+            let name = server.name();
+            let (health, exports) = (server.served.health(), server.served.exports());
+            for line in journal.look(&health, &exports, Instant::now()) {
+                log::line(&format!("{name}: {line}"));
+            }
+            for line in server.served.look_for_stalls() {
+                log::line(&format!("{name}: {line}"));
+            }
+            drop(server);
+            thread::sleep(LOOK_EVERY);
+        }
+    };
+    thread::Builder::new().name("journal".into()).spawn(watch).map(drop)
+}
+
+/// A recurring state.
+#[derive(Debug, Default)]
+struct Spell {
+    /// The time when the state began, and the count at that time.
+    since: Option<(Instant, u64)>,
+    /// The time of the last sign.
+    seen: Option<Instant>,
+    count: u64,
+}
+
+/// The change of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Began,
+    /// The seconds that the state lasted, and the events counted in them.
+    Ended(u64, u64),
+}
+
+impl Spell {
+    /// `count` grows while the state lasts; `is_on`: the state lasts even if `count` does not grow.
+    fn look(&mut self, count: u64, is_on: bool, now: Instant) -> Option<Change> {
+        let before = std::mem::replace(&mut self.count, count);
+        if is_on || count > before {
+            self.seen = Some(now);
+            if self.since.is_none() {
+                self.since = Some((now, before));
+                return Some(Change::Began);
+            }
+            return None;
+        }
+        let (since, first) = self.since?;
+        let seen = self.seen.unwrap_or(since);
+        if now - seen < CALM {
+            return None;
+        }
+        self.since = None;
+        Some(Change::Ended((seen - since).as_secs(), count - first.min(count)))
+    }
+}
+
+/// The state of a table line at the last check.
+#[derive(Debug, Default)]
+struct Line {
+    origin: Spell,
+    medium: Spell,
+    metadata: Spell,
+    pauses: Spell,
+    full: Spell,
+    failure: Option<String>,
+    metadata_failure: Option<String>,
+    paced_by: Option<&'static str>,
+}
+
+impl Line {
+    fn look(&mut self, health: &Health, now: Instant, say: &mut dyn FnMut(String)) {
+        let (origin, medium) = (&health.origin, &health.medium);
+        match self.origin.look(origin.count, is_failing(origin), now) {
+            Some(Change::Began) => say(format!("the origin fails: {origin}")),
+            Some(Change::Ended(seconds, count)) => say(format!(
+                "the origin works again: {count} errors in {seconds} s, the last one: {origin}"
+            )),
+            None => {}
+        }
+        for (spell, errors, which) in [
+            (&mut self.medium, medium, "cache"),
+            (&mut self.metadata, &health.metadata, "metadata"),
+        ] {
+            match spell.look(errors.count, is_failing(errors), now) {
+                Some(Change::Began) => say(format!("the {which} device fails: {errors}")),
+                Some(Change::Ended(seconds, count)) => say(format!(
+                    "the {which} device works again: {count} errors in {seconds} s, the last one: \
+                     {errors}"
+                )),
+                None => {}
+            }
+        }
+        match self.pauses.look(health.failed_batches, health.is_failing, now) {
+            Some(Change::Began) => {
+                say("write-back pauses: a batch failed; udm retries it with growing pauses, and \
+                     dirty data stays in the cache"
+                    .into());
+            }
+            Some(Change::Ended(seconds, count)) => {
+                say(format!("write-back resumes: {count} batches failed in {seconds} s"));
+            }
+            None => {}
+        }
+        match self.full.look(health.waited, false, now) {
+            Some(Change::Began) => say("the cache is full: requests wait for free space".into()),
+            Some(Change::Ended(seconds, count)) => {
+                say(format!(
+                    "the cache has free space again: {count} requests waited in {seconds} s"
+                ));
+            }
+            None => {}
+        }
+        if self.paced_by != health.paced_by {
+            self.paced_by = health.paced_by;
+            let way = health.paced_by.unwrap_or("the kernel");
+            say(format!("io=lazy writes pages out by {way}"));
+        }
+        if self.failure != health.medium_failure {
+            self.failure.clone_from(&health.medium_failure);
+            say(match &self.failure {
+                Some(why) => format!("the cache device has failed: {why}"),
+                None => "the cache device works again".into(),
+            });
+        }
+        if self.metadata_failure.is_some() != health.metadata_failure.is_some() {
+            self.metadata_failure.clone_from(&health.metadata_failure);
+            say(match &self.metadata_failure {
+                Some(why) => why.clone(),
+                None => "the metadata device takes commits again".into(),
+            });
+        }
+    }
+}
+
+/// Whether a device had an error, and no operation has succeeded since.
+fn is_failing(errors: &DiskErrors) -> bool {
+    errors.count > 0 && !errors.has_worked
+}
+
+/// The states at the last check.
+#[derive(Debug, Default)]
+struct Journal {
+    lines: Vec<(u64, &'static str, Line)>,
+    violations: Vec<(String, u64)>,
+}
+
+impl Journal {
+    /// Compares, and returns the lines to log.
+    fn look(
+        &mut self,
+        health: &[(u64, &'static str, Health)],
+        exports: &[OpenExport],
+        now: Instant,
+    ) -> Vec<String> {
+        let mut said = Vec::new();
+        let place = |line: &(u64, &'static str, Line)| (line.0, line.1);
+        if !self.lines.iter().map(place).eq(health.iter().map(|line| (line.0, line.1))) {
+            // A new table: counts of the old one do not apply.
+            let begin = |line: &(u64, &'static str, Health)| (line.0, line.1, Line::default());
+            self.lines = health.iter().map(begin).collect();
+        }
+        for ((start, target, line), (_, _, health)) in self.lines.iter_mut().zip(health) {
+            line.look(health, now, &mut |what| said.push(format!("{target} at {start}: {what}")));
+        }
+        self.look_at_exports(exports, &mut said);
+        said
+    }
+
+    /// Clients that broke the protocol since the last check.
+    fn look_at_exports(&mut self, exports: &[OpenExport], said: &mut Vec<String>) {
+        for export in exports {
+            let known = self.violations.iter().find(|(uri, _)| *uri == export.uri);
+            let before = known.map_or(0, |(_, count)| *count);
+            let (count, last) = export.violations();
+            if count > before {
+                let what = last.unwrap_or("unknown");
+                let new = count - before;
+                said.push(format!(
+                    "{}: {new} clients disconnected for violating the protocol ({count} so far), \
+                     the last one: {}",
+                    export.uri,
+                    what.escape_debug()
+                ));
+            }
+        }
+        self.violations =
+            exports.iter().map(|export| (export.uri.clone(), export.violations().0)).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use udm::bio::Op;
+
+    use super::*;
+
+    #[test]
+    fn a_state_is_two_lines_however_often_it_flaps() {
+        let start = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |second: u64, count: u64, is_failing: bool| {
+            let last = (count > 0).then_some((Op::Write, 5));
+            let health = Health {
+                origin: DiskErrors { count, last, has_worked: !is_failing },
+                failed_batches: count,
+                is_failing,
+                ..Health::default()
+            };
+            journal.look(&[(0, "pcache", health)], &[], start + Duration::from_secs(second))
+        };
+        assert!(look(0, 0, false).is_empty());
+        let began = look(1, 3, true);
+        assert_eq!(began[0], "pcache at 0: the origin fails: write: Input/output error (errno 5)");
+        assert!(began.len() == 2 && began[1].contains("write-back pauses"), "{began:?}");
+        for second in 2..60 {
+            assert!(look(second, 3 + second / 3, second % 3 > 0).is_empty());
+        }
+        assert!(look(61, 22, false).is_empty());
+        let ended = look(70, 22, false);
+        assert!(ended[0].contains("works again: 22 errors in 58 s"), "{ended:?}");
+        assert!(ended.len() == 2 && ended[1].contains("write-back resumes"), "{ended:?}");
+        assert!(look(80, 22, false).is_empty());
+    }
+
+    #[test]
+    fn a_device_works_again_when_something_has_worked() {
+        let start = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |second: u64, has_worked: bool| {
+            let origin = DiskErrors { count: 3, last: Some((Op::Write, 5)), has_worked };
+            let health = Health { origin, ..Health::default() };
+            journal.look(&[(0, "cache", health)], &[], start + Duration::from_secs(second))
+        };
+        assert_eq!(look(0, false).len(), 1);
+        assert!((1..60).all(|second| look(second, false).is_empty()), "no request was sent");
+        assert!(look(60, true).is_empty());
+        let said = look(66, true);
+        assert!(said[0].contains("works again: 3 errors in 59 s"), "{said:?}");
+    }
+
+    #[test]
+    fn a_failed_medium_and_a_full_cache_are_said_once() {
+        let start = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |second: u64, waited: u64, failure: Option<&str>| {
+            let medium_failure = failure.map(str::to_owned);
+            let health = Health { waited, medium_failure, ..Health::default() };
+            let now = start + Duration::from_secs(second);
+            journal.look(&[(8, "writecache", health)], &[], now)
+        };
+        assert_eq!(
+            look(0, 9, None),
+            ["writecache at 8: the cache is full: requests wait for free space"]
+        );
+        assert!(look(1, 20, None).is_empty());
+        let said = look(9, 20, None);
+        assert_eq!(
+            said,
+            ["writecache at 8: the cache has free space again: 20 requests waited in 1 s"]
+        );
+        let said = look(10, 20, Some("it was cut short"));
+        assert_eq!(said, ["writecache at 8: the cache device has failed: it was cut short"]);
+        assert!(look(11, 20, Some("it was cut short")).is_empty());
+    }
+
+    #[test]
+    fn how_lazy_writes_get_out_is_said_when_the_first_was_refused() {
+        let now = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |paced_by| {
+            let health = Health { paced_by, ..Health::default() };
+            journal.look(&[(0, "linear", health)], &[], now)
+        };
+        assert!(look(None).is_empty());
+        let way = Some("sync_file_range: the kernel refuses RWF_DONTCACHE");
+        let said = "linear at 0: io=lazy writes pages out by sync_file_range: the kernel refuses \
+                    RWF_DONTCACHE";
+        assert_eq!(look(way), [said]);
+        assert!(look(way).is_empty());
+    }
+}

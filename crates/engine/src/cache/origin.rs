@@ -1,0 +1,116 @@
+//! The note of the origin in the metadata: the stamp that a cache stores at its end, and the checks
+//! of the next attach (see `disk/stamp`).
+//!
+//! 1. Before a cache is served, or written back at rest, the note is removed, durably. So a server
+//!    that dies leaves none.
+//! 2. The note is written when the cache has come to rest and the origin is flushed.
+//! 3. If the origin was changed meanwhile, clean blocks are dropped before the first request, and
+//!    an attach with dirty blocks is refused, unless the user declares that they count.
+
+use super::Cache;
+use super::binding;
+use super::binding::Devices;
+use super::metadata::superblock::OriginNote;
+use super::metadata::{Change, Contents, Superblock};
+use crate::disk::{Disk, Stamp, Standing};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+use crate::units::{SECTOR, human_bytes};
+
+/// An origin, compared with its note in the metadata.
+#[derive(Clone, Debug)]
+pub struct Found {
+    standing: Standing,
+    /// It is another one than the metadata is marked with.
+    is_moved: bool,
+}
+
+impl Found {
+    /// Compares the origin with the note and the mark of the metadata.
+    pub fn of(devices: &Devices, superblock: &Superblock) -> Found {
+        let is_moved = binding::is_of_other_origin(devices, superblock);
+        let note = superblock.note;
+        let (stamp, bytes) = (note.map(|note| note.stamp), note.map_or(0, |note| note.bytes));
+        let standing = Standing::of(&devices.origin, stamp, bytes, is_moved);
+        Found { standing, is_moved }
+    }
+
+    /// Whether clean blocks count: no change of the origin by another program is known. A copy of
+    /// the origin is trusted only if the note identifies it as a copy.
+    pub fn is_same_origin(&self) -> bool {
+        match self.standing {
+            Standing::Same => true,
+            Standing::Changed(_) => false,
+            Standing::Unknown => !self.is_moved,
+        }
+    }
+
+    /// Whether the note shows that the origin is unchanged.
+    pub fn is_known_same(&self) -> bool {
+        self.standing == Standing::Same
+    }
+
+    /// An error if the origin was changed and some of `contents` is dirty. `remedy`: the option
+    /// that writes it back nevertheless.
+    pub fn check(
+        &self,
+        devices: &Devices,
+        superblock: &Superblock,
+        contents: &Contents,
+        remedy: &str,
+    ) -> Result<()> {
+        let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
+        let dirty = contents.dirty.ones();
+        let text = human_bytes(dirty * block_bytes);
+        match self.standing.refusal(&devices.origin.limits().name, &text, remedy) {
+            Some(what) if dirty > 0 => Err(Error::new(Kind::Refused, format!("cache: {what}"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// A note for the user about clean blocks that were dropped.
+    pub fn dropped(&self, devices: &Devices) -> String {
+        self.standing.dropped(&devices.origin.limits().name)
+    }
+}
+
+/// Drops the clean blocks of a cache whose origin has changed. Returns whether there were any.
+pub(super) fn drop_clean(contents: &mut Contents) -> bool {
+    let mut has_dropped = false;
+    for slot in 0..contents.slots() {
+        if contents.block(slot).is_some() && !contents.dirty.is_set(slot) {
+            contents.mappings[slot as usize] = 0;
+            has_dropped = true;
+        }
+    }
+    has_dropped
+}
+
+/// The note of an origin at rest.
+pub(super) fn note_of(origin: &Arc<dyn Disk>) -> Option<OriginNote> {
+    let bytes = origin.limits().size_bytes;
+    Stamp::at_end(origin, bytes).map(|stamp| OriginNote { stamp, bytes })
+}
+
+impl Cache {
+    /// The server ends: the metadata gets the note of the origin, if the cache is at rest and the
+    /// medium has its exact state. If that fails, the metadata gets no note.
+    pub(super) fn end(&self) {
+        let trouble = self.blocks().trouble;
+        let is_in_trouble = trouble.has_lost || trouble.is_stuck || trouble.doubts > 0;
+        let mut state = self.commits.lock();
+        let is_at_rest = state.is_idle() && state.has_rested;
+        if is_in_trouble || !is_at_rest || self.orders.has_handed_over() {
+            return;
+        }
+        let Some(note) = note_of(self.origin.disk()) else { return };
+        let mut superblock = state.writer.superblock().clone();
+        superblock.note = Some(note);
+        let prepared = state.writer.prepare(&Change::of_superblock(superblock));
+        let Ok(mut transaction) = prepared else { return };
+        match transaction.carry_out(&self.metadata) {
+            Ok(()) => state.writer.committed(transaction),
+            Err((_, reached)) => state.writer.abandoned(transaction, reached),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The stamp of an origin at rest: a record by which the next attach sees whether another program
+//! wrote to the origin.
+//!
+//! When a cache ends in order, it records the [`Stamp`] of its origin on its own medium. If the
+//! origin is mounted or restored after that, clean data of the cache is older than the origin's,
+//! and dirty data belongs to an older state of the origin.
+//!
+//! 1. The stamp of a whole file consists of its length, its mtime and its ctime. A write changes
+//!    mtime and ctime. A program that sets the mtime back, as restores do, changes the ctime. A
+//!    rename also changes the ctime; it counts as a change, because the two look alike.
+//! 2. The stamp of a block device, or of a part of a file, consists of checksums of certain areas:
+//!    the first and the last MiB, the start of each partition, and samples. A mount changes the
+//!    superblock of its file system, which is in the first MiB (ext4, XFS, btrfs, LVM, ZFS) or
+//!    after each of the first MiBs (F2FS); partition tables and RAID superblocks are in the first
+//!    or the last MiB. A restore changes samples. A program that writes only to other areas is not
+//!    noticed.
+//! 3. A part of a stamp has 20 or 21 bits, so a change is missed once in a million times at most.
+//! 4. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
+//!    detected.
+
+use std::time::{Duration, SystemTime};
+
+use super::{Disk, DiskIo};
+use crate::base::crc::crc32c_raw;
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::sync::Arc;
+use crate::units::{KIB, MIB, SECTOR};
+
+/// Bit of a stamp: there is one.
+const IS_THERE: u64 = 1 << 63;
+/// Bit of a stamp: it is made of sums of the content.
+const IS_OF_CONTENT: u64 = 1 << 62;
+/// Where the parts of a stamp begin, and their bits.
+const PARTS: [(u32, u32); 3] = [(0, 21), (21, 21), (42, 20)];
+/// Bytes of the start and of the end that are summed up.
+const EDGE_BYTES: u64 = MIB;
+/// Samples between them, and the bytes of each.
+const SAMPLES: u64 = 64;
+const SAMPLE_BYTES: u64 = 4 * KIB;
+/// The first MiBs, each of which is sampled.
+const FIRST_MIBS: u64 = 8;
+/// Bytes of a partition's start: btrfs has its superblock at 64 KiB.
+const PARTITION_BYTES: u64 = 128 * KIB;
+/// Partitions whose start is summed up.
+const PARTITIONS_MAX: usize = 32;
+/// The coarsest clock of a file system that is waited for.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The evidence of changes to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// No evidence.
+    Nothing,
+    /// It is a whole file.
+    File {
+        /// Its length.
+        bytes: u64,
+        /// Nanoseconds since 1970.
+        mtime: i128,
+        /// Nanoseconds since 1970.
+        ctime: i128,
+    },
+    /// The stored data.
+    Content,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(u64);
+
+/// The result of an attach's comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The origin is unchanged since the orderly end.
+    Same,
+    /// Another program changed the origin; the difference in a few words.
+    Changed(&'static str),
+    /// The cache lacks a stamp.
+    Unknown,
+}
+
+impl Stamp {
+    /// The stamp of a disk at rest, whose first `bytes` count if its content does. The disk is
+    /// flushed first. `None` if the disk offers no evidence.
+    pub fn at_end(disk: &Arc<dyn Disk>, bytes: u64) -> Option<Stamp> {
+        let flushed = disk.carry_out(vec![DiskIo::bare(disk, Op::Flush, 0, 0, 0)]);
+        flushed.iter().all(|io| io.result.is_ok()).then(|| Stamp::of(disk, bytes, true))?
+    }
+
+    fn of(disk: &Arc<dyn Disk>, bytes: u64, is_end: bool) -> Option<Stamp> {
+        match disk.evidence(is_end) {
+            Evidence::Nothing => None,
+            Evidence::File { bytes, mtime, ctime } => {
+                if is_end {
+                    outwait_clock(mtime.max(ctime));
+                }
+                let sum = |bytes: &[u8]| !crc32c_raw(u32::MAX, bytes);
+                let sums = [
+                    sum(&bytes.to_le_bytes()),
+                    sum(&mtime.to_le_bytes()),
+                    sum(&ctime.to_le_bytes()),
+                ];
+                Some(Stamp::new(IS_THERE, sums))
+            }
+            Evidence::Content => {
+                let bytes = bytes.min(disk.limits().size_bytes);
+                Some(Stamp::new(IS_THERE | IS_OF_CONTENT, content_sums(disk, bytes)?))
+            }
+        }
+    }
+
+    fn new(marks: u64, sums: [u32; 3]) -> Stamp {
+        let parts = PARTS.iter().zip(sums);
+        let fold = |bits: u64, ((at, len), sum): (&(u32, u32), u32)| {
+            bits | (u64::from(sum) & ((1 << len) - 1)) << at
+        };
+        Stamp(parts.fold(marks, fold))
+    }
+
+    /// The bits that a medium stores.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The stamp that a medium has, if there is one.
+    pub fn from_bits(bits: u64) -> Option<Stamp> {
+        (bits & IS_THERE != 0).then_some(Stamp(bits))
+    }
+
+    /// The difference between two stamps. `is_moved`: the newer stamp is of a copy, whose ctime is
+    /// not comparable.
+    fn difference(self, now: Stamp, is_moved: bool) -> Option<&'static str> {
+        let is_of_content = self.0 & IS_OF_CONTENT != 0;
+        let words = match is_of_content {
+            false => [
+                "its length has changed",
+                "it was modified: its mtime differs",
+                "its ctime differs: it was renamed, got other permissions, or was modified and its \
+                 mtime set back",
+            ],
+            true => [
+                "the first MiB, or the start of a partition, has changed",
+                "the last MiB has changed",
+                "samples of its content have changed",
+            ],
+        };
+        if (self.0 ^ now.0) & IS_OF_CONTENT != 0 {
+            return Some("it was a whole file and is now a device or a part, or the reverse");
+        }
+        let compared = if is_moved && !is_of_content { 2 } else { PARTS.len() };
+        let part = |stamp: Stamp, (at, len): (u32, u32)| stamp.0 >> at & ((1 << len) - 1);
+        let mut pairs = PARTS.iter().zip(words).take(compared);
+        pairs.find(|(at, _)| part(self, **at) != part(now, **at)).map(|(_, words)| words)
+    }
+}
+
+impl Standing {
+    /// Compares a disk with its recorded stamp, which covered the first `bytes`. `is_moved`: the
+    /// disk has another identity than the recorded one.
+    pub fn of(disk: &Arc<dyn Disk>, noted: Option<Stamp>, bytes: u64, is_moved: bool) -> Standing {
+        let Some(noted) = noted else { return Standing::Unknown };
+        let Some(now) = Stamp::of(disk, bytes, false) else { return Standing::Unknown };
+        noted.difference(now, is_moved).map_or(Standing::Same, Standing::Changed)
+    }
+
+    /// An error text if the origin was changed. `dirty`: how much dirty data the cache has;
+    /// `remedy`: the arguments that write the data back nevertheless.
+    pub fn refusal(&self, origin: &str, dirty: &str, remedy: &str) -> Option<String> {
+        let Standing::Changed(why) = self else { return None };
+        Some(format!(
+            "{origin} was changed since its cache ended ({why}), and the cache holds {dirty} of \
+             dirty data of its older state: to overwrite the present data of {origin} with it, \
+             {remedy}"
+        ))
+    }
+
+    /// A note for the user about clean data that is dropped.
+    pub fn dropped(&self, origin: &str) -> String {
+        let why = match self {
+            Standing::Changed(why) => format!("was changed since its cache ended ({why})"),
+            _ => "is not the device that the cache belongs to".to_owned(),
+        };
+        format!(
+            "{origin} {why}: the clean data in the cache was dropped, and will be read from \
+            {origin}"
+        )
+    }
+}
+
+/// A later change gets a later time, even by a clock that ticks slowly.
+fn outwait_clock(last: i128) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let age = now.as_nanos() as i128 - last;
+    let left = TICK.as_nanos() as i128 - age;
+    if age >= 0 && left > 0 {
+        std::thread::sleep(Duration::from_nanos(left as u64));
+    }
+}
+
+/// The checksums of the first `bytes` of a disk; `None` if an area cannot be read.
+fn content_sums(disk: &Arc<dyn Disk>, bytes: u64) -> Option<[u32; 3]> {
+    let bytes = bytes / SECTOR * SECTOR;
+    let head = read(disk, &[(0, EDGE_BYTES.min(bytes))])?;
+    let of_partitions: Vec<(u64, u64)> = partition_starts(&head)
+        .into_iter()
+        .filter(|start| *start < bytes)
+        .map(|start| (start, PARTITION_BYTES.min(bytes - start)))
+        .collect();
+    let partitions = read(disk, &of_partitions)?;
+    let tail = bytes.saturating_sub(EDGE_BYTES);
+    let tail = read(disk, &[(tail, bytes - tail)])?;
+    let step = bytes / (SAMPLES + 1) / SAMPLE_BYTES * SAMPLE_BYTES;
+    let spread = (1..=SAMPLES).map(|nth| nth * step);
+    let places = (1..=FIRST_MIBS).map(|nth| nth * MIB).chain(spread);
+    let samples: Vec<(u64, u64)> =
+        places.filter(|at| at + SAMPLE_BYTES <= bytes).map(|at| (at, SAMPLE_BYTES)).collect();
+    let samples = read(disk, &samples)?;
+    let head = crc32c_raw(crc32c_raw(u32::MAX, &head), &partitions);
+    Some([!head, !crc32c_raw(u32::MAX, &tail), !crc32c_raw(u32::MAX, &samples)])
+}
+
+/// The data stored at these places, one after the other.
+fn read(disk: &Arc<dyn Disk>, places: &[(u64, u64)]) -> Option<Vec<u8>> {
+    let ios = places.iter().enumerate().map(|(nth, (at, len))| {
+        DiskIo::new(disk, Op::Read, *at, Buffer::zeroed(*len as usize), nth as u64)
+    });
+    let mut done = disk.carry_out(ios.collect());
+    done.sort_unstable_by_key(|io| io.token);
+    let is_read = done.iter().all(|io| io.result.is_ok());
+    is_read.then(|| done.iter().flat_map(|io| io.buffer.as_slice()).copied().collect())
+}
+
+/// The starts of partitions, by the table in the first MiB of a disk. The table is untrusted: a
+/// wrong table only costs reads of wrong areas.
+fn partition_starts(head: &[u8]) -> Vec<u64> {
+    let word = |at: usize| {
+        head.get(at..at + 4)
+            .map(|bytes| u64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])))
+    };
+    let long = |at: usize| Some(word(at)? | word(at + 4)? << 32);
+    for block in [SECTOR, 4 * KIB] {
+        let header = block as usize;
+        if !head.get(header..).is_some_and(|head| head.starts_with(b"EFI PART")) {
+            continue;
+        }
+        let entries = long(header + 72).and_then(|at| usize::try_from(at.checked_mul(block)?).ok());
+        let (Some(at), Some(step)) = (entries, word(header + 84)) else { continue };
+        let starts = (0..128).filter_map(|nth| long(at.checked_add(nth * step as usize + 32)?));
+        let starts = starts.filter(|start| *start > 0).take(PARTITIONS_MAX);
+        return starts.filter_map(|start| start.checked_mul(block)).map(whole).collect();
+    }
+    if head.get(510..512) != Some(&[0x55, 0xAA]) {
+        return Vec::new();
+    }
+    let starts = (0..4).filter_map(|nth| word(446 + 16 * nth + 8));
+    starts.filter(|start| *start > 0).map(|start| whole(start * SECTOR)).collect()
+}
+
+/// A place at a boundary that every device can read from.
+fn whole(at: u64) -> u64 {
+    at / SAMPLE_BYTES * SAMPLE_BYTES
+}
+
+#[cfg(test)]
+mod tests;

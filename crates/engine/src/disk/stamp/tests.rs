@@ -1,0 +1,111 @@
+//! Tests of stamps: a change by a mount or a restore is noticed, and an unchanged origin is not
+//! refused.
+
+use super::*;
+use crate::disk::{FileDisk, FileOptions, RamDisk};
+
+const BYTES: u64 = 256 * MIB;
+
+fn ram() -> (Arc<RamDisk>, Arc<dyn Disk>) {
+    let ram = Arc::new(RamDisk::new(BYTES, 512).with_evidence());
+    (ram.clone(), ram)
+}
+
+fn found(disk: &Arc<dyn Disk>, noted: Stamp) -> Standing {
+    Standing::of(disk, Some(noted), BYTES, false)
+}
+
+#[test]
+fn places_that_a_mount_changes_are_seen_in_content() {
+    let superblocks = [0, 1024, 64 << 10, 512, BYTES - 512, BYTES - (64 << 10), 2 * MIB, 4 * MIB];
+    for at in superblocks {
+        let (ram, disk) = ram();
+        let noted = Stamp::at_end(&disk, BYTES).unwrap();
+        assert_eq!(found(&disk, noted), Standing::Same);
+        ram.poke(at, &[1]);
+        assert!(matches!(found(&disk, noted), Standing::Changed(_)), "byte {at}");
+        ram.poke(at, &[0]);
+        assert_eq!(found(&disk, noted), Standing::Same);
+    }
+    // A restored image differs nearly everywhere.
+    let (ram, disk) = ram();
+    let noted = Stamp::at_end(&disk, BYTES).unwrap();
+    (9..250).for_each(|nth| ram.poke(nth * MIB, &vec![7; MIB as usize]));
+    assert_eq!(found(&disk, noted), Standing::Changed("samples of its content have changed"));
+}
+
+#[test]
+fn the_start_of_each_partition_is_seen() {
+    /// Bytes at their places.
+    type Pokes<'a> = &'a [(usize, &'a [u8])];
+    let tables: [(Pokes<'_>, u64); 2] = [
+        // A GPT: entries at sector 2, 128 bytes each, the second one at sector 262,145.
+        (
+            &[
+                (512, b"EFI PART"),
+                (512 + 72, &[2]),
+                (512 + 84, &[128]),
+                (1024 + 32, &[0, 8]),
+                (1024 + 128 + 32, &[1, 0, 4]),
+            ],
+            0x40001 * 512 + 1024,
+        ),
+        // A DOS table: the first partition at sector 262,144.
+        (&[(510, &[0x55, 0xAA]), (446 + 8, &[0, 0, 4])], 0x40000 * 512 + (64 << 10)),
+    ];
+    for (table, superblock) in tables {
+        let (ram, disk) = ram();
+        table.iter().for_each(|(at, bytes)| ram.poke(*at as u64, bytes));
+        let noted = Stamp::at_end(&disk, BYTES).unwrap();
+        ram.poke(superblock, &[1]);
+        assert!(matches!(found(&disk, noted), Standing::Changed(_)), "byte {superblock}");
+    }
+    // Hostile tables name places that no disk has.
+    let (ram, disk) = ram();
+    ram.poke(512, b"EFI PART");
+    ram.poke(512 + 72, &[0xFF; 64]);
+    ram.poke(510, &[0x55, 0xAA]);
+    assert!(Stamp::at_end(&disk, BYTES).is_some());
+    ram.poke(512 + 72, &[2, 0, 0, 0, 0, 0, 0, 0]);
+    ram.poke(512 + 84, &[128, 0, 0, 0]);
+    ram.poke(1024, &[0xFF; 4096]);
+    assert!(Stamp::at_end(&disk, BYTES).is_some());
+}
+
+#[test]
+fn a_device_that_has_grown_is_the_same_where_it_was() {
+    let (ram, disk) = ram();
+    let noted = Stamp::at_end(&disk, BYTES / 2).unwrap();
+    ram.poke(BYTES / 2, &[1]);
+    assert_eq!(Standing::of(&disk, Some(noted), BYTES / 2, false), Standing::Same);
+    let unknown = Standing::of(&disk, None, BYTES / 2, false);
+    assert_eq!((unknown, Stamp::from_bits(0)), (Standing::Unknown, None));
+    // A disk without evidence gets no stamp.
+    let silent: Arc<dyn Disk> = Arc::new(RamDisk::new(BYTES, 512));
+    assert_eq!(Stamp::at_end(&silent, BYTES), None);
+}
+
+#[test]
+fn any_change_of_a_file_is_seen_and_a_copy_keeps_its_mtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("origin");
+    std::fs::write(&path, vec![1; 8 << 20]).unwrap();
+    let open =
+        || -> Arc<dyn Disk> { Arc::new(FileDisk::open(&path, &FileOptions::default()).unwrap()) };
+    let size = 8 << 20;
+    let noted = Stamp::at_end(&open(), size).unwrap();
+    let standing = |noted, is_moved| Standing::of(&open(), Some(noted), size, is_moved);
+    assert_eq!(standing(noted, false), Standing::Same);
+    // Written, and the mtime set back.
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let mtime = file.metadata().unwrap().modified().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"x", 4 << 20).unwrap();
+    assert!(matches!(standing(noted, false), Standing::Changed(why) if why.contains("mtime")));
+    file.set_modified(mtime).unwrap();
+    assert!(matches!(standing(noted, false), Standing::Changed(why) if why.contains("ctime")));
+    // A copy with its times has another ctime.
+    assert_eq!(standing(noted, true), Standing::Same);
+    let noted = Stamp::at_end(&open(), size).unwrap();
+    file.set_len(9 << 20).unwrap();
+    assert!(matches!(standing(noted, true), Standing::Changed(why) if why.contains("length")));
+}
