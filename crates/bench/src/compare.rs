@@ -154,6 +154,6 @@ mod tests {
         let single = compare(&[page("a", &[1.0], 0.5)], &[page("a", &[9.0], 0.5)]).unwrap();
         assert!(single.study.tables[0].rows[0].marked.is_empty(), "one repeat shows no spread");
         let error = compare(&before, &[page("b", &[1.0], 0.5)]).unwrap_err();
-        assert!(error.to_string().contains("no study in common"));
+        assert!(error.to_string().contains("do not share a study"));
     }
 }

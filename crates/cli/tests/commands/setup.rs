@@ -386,7 +386,7 @@ fn slips_are_refused_before_anything_is_written() {
         (&["--fast", &fast, "--mode", "writethrough"], "pcache: it does not offer mode write"),
         (&["--fast", "ssd.img", "--mode", "writethrough", "--block-size", "4K"], "32.0 KiB"),
         (&["--fast", "ssd.img", "--policy", "probation"], "one policy"),
-        (&["--fast", &fast, "--block-size", "4K"], "no fixed block size"),
+        (&["--fast", &fast, "--block-size", "4K"], "block size is not fixed"),
     ] {
         let line = bench.refused(words);
         assert!(line.contains(what), "{words:?}: {line}");
