@@ -26,19 +26,18 @@ SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- -
 SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib schedules::
 # Two seconds of tests: to optimize them would take a minute.
 ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings:: \
-  --config 'profile.dev.package.udm.opt-level=0'
+  --config profile.dev.package.udm.opt-level=0
+# Property tests try the same cases in each run; `make soak` tries others.
+FIXED_SEEDS = PROPTEST_RNG_SEED=1
 
-define CLIPPY
-$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-endef
-# The same with the features that the nets are built with.
-define CLIPPY_NETS
-$(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --test ends --locked -- -D warnings
-$(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
-$(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
-endef
+CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+# The same with the features that the explorers are built with.
+CLIPPY_NETS = \
+  $(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --test ends --locked -- -D warnings && \
+  $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings && \
+  $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 # The pages of the libraries: every link leads somewhere.
-DOC = RUSTDOCFLAGS='-D warnings' $(CARGO) doc -p udm -p udm-export --no-deps --locked
+DOC = RUSTDOCFLAGS="-D warnings" $(CARGO) doc -p udm -p udm-export --no-deps --locked
 
 .PHONY: help build demo test prove lint fmt bench check-report install fio-engine lab fuzz explore schedules soak \
   torture clean
@@ -73,26 +72,28 @@ test:
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	@CARGO=$(CARGO) scripts/run-tests.sh
 
-# What takes longer: lints, every deliberate bug and race is found, all crash states and studies,
-# fuzzing, and servers are killed for two minutes.
+# Longer: lints, deliberate bugs and races that the tests must find, all crash states and studies,
+# fuzzing, and two minutes of servers that are killed. Each step has a limit, about five times what
+# it takes on two idle cores (scripts/steps.sh).
 prove:
 	@scripts/install-tools.sh
-	$(CLIPPY)
-	$(CLIPPY_NETS)
-	$(DOC)
-	$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored
-	UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay
-	$(EXPLORE)
-	$(FLUSHES)
-	$(CACHE_NET) every_mutant
-	$(PCACHE_NET)
-	$(ENDS)
-	$(SIMULATE)
-	$(SCHEDULES)
-	$(ORDERINGS)
-	@scripts/fio-engine.sh check
-	@scripts/newer-tools.sh check
-	$(MAKE) --no-print-directory torture TORTURE_SECONDS=120
+	@$(FIXED_SEEDS) scripts/steps.sh \
+	  clippy 900 '$(CLIPPY)' \
+	  'clippy, engine features' 600 '$(CLIPPY_NETS)' \
+	  'links of the documentation' 400 '$(DOC)' \
+	  'all studies, small' 900 '$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored' \
+	  'hostile input' 600 'UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay' \
+	  'crash states' 1500 '$(EXPLORE)' \
+	  'flushes of disks' 600 '$(FLUSHES)' \
+	  'deliberate bugs of cache' 600 '$(CACHE_NET) every_mutant' \
+	  'deliberate bugs of pcache' 600 '$(PCACHE_NET)' \
+	  'orderly ends' 600 '$(ENDS)' \
+	  simulation 600 '$(SIMULATE)' \
+	  schedules 1800 '$(SCHEDULES)' \
+	  'memory orderings' 600 '$(ORDERINGS)' \
+	  "fio's engine" 600 'scripts/fio-engine.sh check' \
+	  'newer tools' 300 'scripts/newer-tools.sh check' \
+	  torture 600 '$(MAKE) --no-print-directory torture TORTURE_SECONDS=120 SEED=1'
 
 lint:
 	$(CARGO) fmt --all --check
