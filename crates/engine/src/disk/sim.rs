@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::fault::{Effect, Fault};
 use super::pending_errors::PendingErrors;
 use super::ram::{Counters, DiskCounts};
-use super::{Disk, DiskIo, DiskLimits, Evidence, Ring, carry_out_with, check};
+use super::{Disk, DiskIo, DiskLimits, Evidence, Extent, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::error::Status;
 use crate::prng::Prng;
@@ -40,6 +40,7 @@ pub struct SimDisk {
     counters: Counters,
     state: Mutex<State>,
     has_evidence: bool,
+    has_holes: bool,
 }
 
 struct State {
@@ -103,6 +104,12 @@ impl SimDisk {
         self
     }
 
+    /// The same disk, which reports blocks of zeroes as holes.
+    pub fn with_holes(mut self) -> SimDisk {
+        self.has_holes = true;
+        self
+    }
+
     fn with_content(
         limits: DiskLimits,
         content: BTreeMap<u64, Sector>,
@@ -121,7 +128,7 @@ impl SimDisk {
             pending_errors: None,
         };
         let (counters, state) = (Counters::default(), Mutex::new(state));
-        SimDisk { limits, counters, state, has_evidence: false }
+        SimDisk { limits, counters, state, has_evidence: false, has_holes: false }
     }
 
     /// From now on, whether I/O is held until the simulator completes it.
@@ -243,7 +250,7 @@ impl SimDisk {
             content.insert(sector, chosen);
         }
         let disk = SimDisk::with_content(self.limits.clone(), content, state.is_holding);
-        SimDisk { has_evidence: self.has_evidence, ..disk }
+        SimDisk { has_evidence: self.has_evidence, has_holes: self.has_holes, ..disk }
     }
 
     /// The operations so far.
@@ -326,6 +333,19 @@ impl Disk for SimDisk {
         let (io, result) = state.carry_out(held);
         drop(state);
         ring.finish(io, result);
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        if !self.has_holes {
+            return (len, Extent::Data);
+        }
+        let state = lock(&self.state);
+        let is_zero =
+            |at: u64| state.visible.get(&(at / SECTOR)).is_none_or(|content| **content == [0; _]);
+        let is_hole = is_zero(offset);
+        let sectors = (offset..offset + len).step_by(SECTOR as usize);
+        let same = sectors.take_while(|at| is_zero(*at) == is_hole).count() as u64;
+        (same * SECTOR, if is_hole { Extent::Zeroes } else { Extent::Data })
     }
 
     fn losses(&self) -> u64 {

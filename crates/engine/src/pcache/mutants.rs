@@ -20,6 +20,8 @@ list_mutants! {
     KeyBeforeData,
     /// Zeroes that keys name are not fenced.
     ZeroesUnfenced,
+    /// Zeroes need no key where the origin has a hole, even if newer data is cached there.
+    HoleBelieved,
     /// Segments are reused before key_tail has durably left their keys.
     ReuseBeforeKeyTail,
     /// The same, only of what yields to writes.

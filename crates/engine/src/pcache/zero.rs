@@ -1,4 +1,6 @@
-//! Discards and write-zeroes: keys that name zeroes, which are stored once for many keys.
+//! Discards and write-zeroes: keys that name zeroes, which are stored once for many keys. A range
+//! that reads as zeroes already needs no key. So the cost depends on the data that is there, not on
+//! the length of the request.
 
 use std::collections::VecDeque;
 
@@ -95,6 +97,11 @@ impl Pcache {
     pub(super) fn write_zeroes(&self, mut bio: Bio, port: &mut Port) {
         debug_assert!(matches!(bio.op, Op::Discard | Op::WriteZeroes));
         while bio.progress < bio.len {
+            let zeroes = self.zeroes_at(bio.offset + bio.progress, &bio);
+            if zeroes > 0 {
+                bio.progress += zeroes;
+                continue;
+            }
             let space = match self.take_zeroes(&bio, port) {
                 Ok(Some(space)) => space,
                 Ok(None) => return self.wait_for_room(bio, port),
@@ -113,6 +120,25 @@ impl Pcache {
             }
         }
         port.finish(bio, Ok(()));
+    }
+
+    /// The length of the part of `bio` from `at` that needs no key, because it reads as zeroes:
+    ///
+    /// * It has no live key, and the backing device has a hole there. That holds after a crash as
+    ///   well: a key leaves the index only after the backing device was flushed.
+    /// * Its live keys name known zeroes. They may not be logged yet, so this does not count for a
+    ///   request with FUA.
+    fn zeroes_at(&self, at: u64, bio: &Bio) -> u64 {
+        // First the index, then the backing device, as in `extent_at`.
+        let piece = self.index.lookup(at, bio.end(), |place| self.is_live(place));
+        let place = piece.place.filter(|_| !mutants::is(Mutant::HoleBelieved));
+        let (len, extent) = match place {
+            Some(_) if bio.fua => return 0,
+            Some(place) => lock(&self.zeroes.known).extent(place, piece.len),
+            None if self.log.has_failed() || self.bad.overlaps(at, piece.len) => return 0,
+            None => self.backing.extent(at, piece.len),
+        };
+        if extent == Extent::Zeroes { len } else { 0 }
     }
 
     /// Names zeroes for the next piece, with a reference for its key.

@@ -1,11 +1,11 @@
 //! A server with its devices, driven through a program on one thread; all events go to a trace.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use udm::bio::Op;
-use udm::disk::{Disk, DiskIo, DiskLimits, Ring};
+use udm::disk::{Disk, DiskIo, DiskLimits, Extent, Ring};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::target::Port;
@@ -15,20 +15,21 @@ use udm::units::{Nanos, SECOND};
 use crate::background::Background;
 use crate::elsewhere;
 use crate::judge::is_torn_format;
-use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS};
+use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS, slot_at};
 use crate::program::Step;
 use crate::sectors::{End, Sectors};
 use crate::sim::SimMedium;
 use crate::subject::{Devices, Kind, PassesBy, Subject, Who};
 use crate::trace::{Ask, Event, Trace};
 
-/// The origin as the engine knows it: limits. Its I/O is carried out by the driver; only an
-/// attach may flush it by itself.
+/// The origin as the engine knows it: limits, and holes where it has zeroes. Its I/O is carried
+/// out by the driver; only an attach may flush it by itself.
 #[derive(Debug)]
 pub struct Origin {
     limits: DiskLimits,
     sim: Arc<SimMedium>,
     next_id: AtomicU32,
+    holes: [AtomicBool; SLOTS],
 }
 
 /// Numbers of the flushes of attaches; the machine's own are far below.
@@ -47,7 +48,17 @@ impl Origin {
             identity: name.into(),
             kernel_name: name.into(),
         };
-        Arc::new(Origin { limits, sim: sim.clone(), next_id: AtomicU32::new(OWN_IDS) })
+        let holes = Default::default();
+        Arc::new(Origin { limits, sim: sim.clone(), next_id: AtomicU32::new(OWN_IDS), holes })
+    }
+
+    /// `slot` has this content now.
+    pub(crate) fn has(&self, slot: usize, stamp: u64) {
+        self.holes[slot].store(stamp == 0, Ordering::Relaxed);
+    }
+
+    fn is_hole(&self, offset: u64) -> bool {
+        slot_at(offset).is_some_and(|slot| self.holes[slot].load(Ordering::Relaxed))
     }
 }
 
@@ -66,6 +77,13 @@ impl Disk for Origin {
         self.sim.note(Event::OriginFlush(id));
         self.sim.note(Event::OriginDone(id, true));
         ring.finish(io, Ok(()));
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let is_hole = self.is_hole(offset);
+        let sectors = (offset..offset + len).step_by(SECTOR);
+        let same = sectors.take_while(|at| self.is_hole(*at) == is_hole).count();
+        ((same * SECTOR) as u64, if is_hole { Extent::Zeroes } else { Extent::Data })
     }
 }
 
@@ -175,11 +193,13 @@ impl Machine {
         let trace = Arc::new(Mutex::new(Trace::default()));
         let shared = shared_of(&**kind, &initial.shared).in_boot(initial.boot);
         sim.record(trace.clone(), shared.clone());
-        let visible =
-            (0..SLOTS).map(|slot| initial.model.origin[slot].visible().next().unwrap()).collect();
+        let slots = initial.model.origin.iter().take(SLOTS);
+        let visible: Vec<u64> = slots.map(|slot| slot.visible().next().unwrap()).collect();
+        let devices = Devices::new(&**kind, &sim, shared);
+        visible.iter().enumerate().for_each(|(slot, stamp)| devices.origin.has(slot, *stamp));
         Machine {
             kind: kind.clone(),
-            devices: Devices::new(&**kind, &sim, shared),
+            devices,
             trace,
             model: initial.model.clone(),
             subject: None,

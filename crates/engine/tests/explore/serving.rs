@@ -310,6 +310,7 @@ impl Machine {
         for (slot, stamp) in contents(io) {
             if slot < SLOTS {
                 self.visible[slot] = stamp;
+                self.devices.origin.has(slot, stamp);
             }
         }
     }

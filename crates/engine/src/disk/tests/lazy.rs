@@ -28,7 +28,7 @@ fn is_seen(path: &Path, disk: &FileDisk) -> bool {
 
 /// Waits until the background is idle.
 pub(super) fn settle(disk: &dyn Disk) {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         let pacing = disk.pacing().unwrap();
         if pacing.dirty_bytes + pacing.write_out_bytes == 0 {
             return;

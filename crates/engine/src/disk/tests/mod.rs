@@ -28,7 +28,7 @@ fn transfer(disk: &Arc<dyn Disk>, op: Op, offset: u64, buffer: Buffer, token: u6
 
 /// The next completed I/O, however long it takes.
 fn next(ring: &mut Ring) -> DiskIo {
-    for _ in 0..1000 {
+    for _ in 0..2000 {
         if let Some(io) = ring.pop_completed() {
             return io;
         }
