@@ -53,7 +53,7 @@ fn ask(op: Op, offset: u64, len: u64, token: u64) -> Ask {
 
 /// Waits for the next answer; the data of a read is returned too.
 fn next(queue: &mut Queue, len: usize) -> (u64, Result<(), Status>, Vec<u8>) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(300);
     let mut data = vec![0; len];
     loop {
         if let Some(answer) = queue.poll(|_, bytes| bytes.get(&mut data)) {
@@ -202,7 +202,8 @@ fn a_server_that_goes_ends_everything_with_an_error() {
             assert!(queue.start(ask(Op::Read, 0, 512, token), |_| ()).unwrap());
         }
         let stopping = std::thread::spawn(move || drop(served.server));
-        let begin = Instant::now();
+        // A server that waits for the device ends after 20 seconds at the earliest.
+        let ticks = common::ticks::Ticks::start();
         let mut tokens: Vec<u64> = (0..10)
             .map(|_| {
                 let (token, result, _) = next(&mut queue, 512);
@@ -212,7 +213,7 @@ fn a_server_that_goes_ends_everything_with_an_error() {
             .collect();
         tokens.sort_unstable();
         assert_eq!(tokens, (0..10).collect::<Vec<_>>(), "each once");
-        assert!(begin.elapsed() < Duration::from_secs(10), "soon");
+        assert!(ticks.seconds() < 15.0, "soon");
         let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
         assert!(error.contains("socket: it disconnected"), "{error}");
         assert!(front.queue().is_err());
@@ -231,7 +232,7 @@ impl Served {
 
 /// Waits for an answer in a loop of its own.
 fn next_by_file(queue: &mut Queue) -> (u64, Result<(), Status>) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(answer) = queue.poll(|_, _| ()) {
             return (answer.token, answer.result);
@@ -239,7 +240,7 @@ fn next_by_file(queue: &mut Queue) -> (u64, Result<(), Status>) {
         assert!(Instant::now() < deadline, "no answer");
         let fd = queue.fd().unwrap();
         let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-        let longest = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let longest = rustix::time::Timespec { tv_sec: 60, tv_nsec: 0 };
         assert!(rustix::event::poll(&mut fds, Some(&longest)).unwrap() > 0, "no wake-up");
     }
 }
@@ -248,7 +249,7 @@ fn next_by_file(queue: &mut Queue) -> (u64, Result<(), Status>) {
 fn the_next_server_goes_on_with_what_the_last_one_left() {
     for (poll, has_loop) in [(Poll::Never, false), (Poll::Never, true), (Poll::Always, false)] {
         let mut served = Served::start(poll);
-        let uri = Uri { reconnect: Some(20), ..served.uri.clone() };
+        let uri = Uri { reconnect: Some(60), ..served.uri.clone() };
         let front = Front::connect(&uri).unwrap();
         let (mut queue, mut idle) = (front.queue().unwrap(), front.queue().unwrap());
         assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
@@ -296,41 +297,48 @@ fn the_next_server_goes_on_with_what_the_last_one_left() {
 
 #[test]
 fn no_server_is_waited_for_longer_than_was_said_and_no_other_device_is_taken() {
-    // A handshake with a server that is there may take a third of the time.
-    for (is_other, patience) in [(false, 1), (true, 3)] {
-        let served = Served::start(Poll::Never);
-        let uri = Uri { reconnect: Some(patience), ..served.uri.clone() };
-        let front = Front::connect(&uri).unwrap();
-        let mut queue = front.queue().unwrap();
-        assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
-        drop(served.server);
-        let shorter = linear(Arc::new(RamDisk::new(DISK_BYTES / 2, 512)));
-        let _other = is_other.then(|| Server::start(&shorter, &uri).unwrap());
-        let begin = Instant::now();
-        for token in 0..3 {
-            assert!(queue.start(ask(Op::Read, 0, 512, token), |_| ()).unwrap());
-        }
-        for _ in 0..3 {
-            assert_eq!(next(&mut queue, 512).1, Err(Status::Io));
-        }
-        let patience = u64::from(patience);
-        assert!((patience..10).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
-        let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
-        let words =
-            if is_other { "it is not the device that was there before" } else { "connecting to" };
-        assert!(
-            error.contains(&format!("it disconnected, and after {patience} s: "))
-                && error.contains(words),
-            "{error}"
-        );
+    wait_for_a_server(false, 1);
+    // A handshake with a server that is there may take a third of the time: longer, if the server
+    // gets no processor.
+    let is_answered = |patience: &u32| wait_for_a_server(true, *patience);
+    assert!([3, 12, 48, 180].iter().any(is_answered), "no server answers");
+}
+
+/// Returns whether the client ends with the error that it should, and not because a server did not
+/// answer in time.
+fn wait_for_a_server(is_other: bool, patience: u32) -> bool {
+    let served = Served::start(Poll::Never);
+    let uri = Uri { reconnect: Some(patience), ..served.uri.clone() };
+    let front = Front::connect(&uri).unwrap();
+    let mut queue = front.queue().unwrap();
+    assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
+    drop(served.server);
+    let shorter = linear(Arc::new(RamDisk::new(DISK_BYTES / 2, 512)));
+    let _other = is_other.then(|| Server::start(&shorter, &uri).unwrap());
+    let (begin, ticks) = (Instant::now(), common::ticks::Ticks::start());
+    for token in 0..3 {
+        assert!(queue.start(ask(Op::Read, 0, 512, token), |_| ()).unwrap());
     }
+    for _ in 0..3 {
+        assert_eq!(next(&mut queue, 512).1, Err(Status::Io));
+    }
+    assert!(begin.elapsed().as_secs() >= patience.into(), "{:?}", begin.elapsed());
+    assert!(ticks.seconds() < f64::from(patience) + 20.0, "{} s", ticks.seconds());
+    let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
+    let words =
+        if is_other { "it is not the device that was there before" } else { "connecting to" };
+    assert!(error.contains(&format!("it disconnected, and after {patience} s: ")), "{error}");
+    let is_slow = is_other && error.contains("does not answer");
+    assert!(is_slow || error.contains(words), "{error}");
+    !is_slow
 }
 
 /// The client's patience has ended when it checks again, but it could not check before.
 #[test]
 fn a_client_that_was_stopped_meanwhile_goes_on() {
     let mut served = Served::start(Poll::Never);
-    let uri = Uri { reconnect: Some(2), ..served.uri.clone() };
+    // Long enough for a server that gets no processor.
+    let uri = Uri { reconnect: Some(10), ..served.uri.clone() };
     let front = Front::connect(&uri).unwrap();
     let mut queue = front.queue().unwrap();
     assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
@@ -341,8 +349,8 @@ fn a_client_that_was_stopped_meanwhile_goes_on() {
         queue.poll(|_, _| ())
     };
     assert_eq!(look(&mut queue), None);
-    std::thread::sleep(Duration::from_millis(2500));
-    assert_eq!(look(&mut queue), None, "it was not looked for a server for 2 s");
+    std::thread::sleep(Duration::from_millis(10_500));
+    assert_eq!(look(&mut queue), None, "the client did not try for 10 s");
     served.server = Server::start(&served.device, &uri).unwrap();
     assert_eq!(next(&mut queue, 512).1, Ok(()));
 }
@@ -361,7 +369,7 @@ fn a_file_is_readable_when_there_is_an_answer() {
     };
     // Until it was polled, and the server calls once when it begins: then no more.
     let quiet = |queue: &mut Queue| {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while is_readable(queue, 0) {
             assert!(queue.poll(|_, _| ()).is_none());
             assert!(Instant::now() < deadline, "it is always readable");
@@ -372,7 +380,7 @@ fn a_file_is_readable_when_there_is_an_answer() {
         // Every third is answered without the server.
         let offset = if nth % 3 == 0 { 1 } else { 512 };
         assert!(queue.start(ask(Op::Read, offset, 512, nth), |_| ()).unwrap());
-        assert!(is_readable(&mut queue, 10_000), "request {nth}");
+        assert!(is_readable(&mut queue, 60_000), "request {nth}");
         let (token, _, _) = next(&mut queue, 512);
         assert_eq!(token, nth);
         assert!(queue.poll(|_, _| ()).is_none());
@@ -380,7 +388,7 @@ fn a_file_is_readable_when_there_is_an_answer() {
     }
     assert!(queue.start(ask(Op::Flush, 0, 0, 7), |_| ()).unwrap());
     drop(served.server);
-    assert!(is_readable(&mut queue, 10_000));
+    assert!(is_readable(&mut queue, 60_000));
 }
 
 /// A server that sends a test's answers. It knows the memory, and serves no request by itself.
@@ -528,7 +536,7 @@ fn a_ring_that_lies_ends_with_an_error() {
 fn lie(memory: &ClientMemory, count: u16, head: u32) {
     const USED: u64 = 8 << 10;
     // After the request is there.
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while memory.u16_at((4 << 10) + 2).load(Ordering::Acquire) == 0 && Instant::now() < deadline {
         std::thread::yield_now();
     }

@@ -50,7 +50,7 @@ impl Served {
     }
 
     fn wait_until(&self, what: &str, is_true: impl Fn(&Clients) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !is_true(&self.server.clients()) {
             assert!(Instant::now() < deadline, "{what}: {:?}", self.server.clients());
             std::thread::sleep(Duration::from_millis(2));
@@ -169,7 +169,7 @@ fn a_client_that_does_not_read_its_answers_is_cut_off() {
     front.stream.set_nonblocking(true).unwrap();
     let message: Vec<u8> = [1_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
     let many = message.repeat(1000);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while served.server.clients().violations == 0 {
         assert!(Instant::now() < deadline);
         let _ = (&front.stream).write(&many);
@@ -330,7 +330,7 @@ fn files_that_are_no_eventfds_do_no_harm() {
         front::Ring::header(&front, DATA, 4, 0);
         ring.offer(&front, &[(DATA, 16, false), (DATA + 16, 1, true)], false);
         ring.kick();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while ring.pop(&front).is_none() {
             assert!(Instant::now() < deadline, "the server waits for its client's pipe");
             std::thread::sleep(Duration::from_millis(1));
@@ -338,6 +338,7 @@ fn files_that_are_no_eventfds_do_no_harm() {
     }
     assert_eq!(front.stop(&ring), ring.available);
     // Kicks that come through a file which can always be read, or never.
+    // What waits for such a file ends after 20 seconds at the earliest.
     for file in [
         memfd_create("kick", MemfdFlags::CLOEXEC).unwrap(),
         OwnedFd::from(reader),
@@ -345,13 +346,13 @@ fn files_that_are_no_eventfds_do_no_harm() {
     ] {
         front.tell_and_wait(12, &words(&[0]), &[file.as_fd()]);
         assert_eq!(its_ring.flush(&honest), 0);
-        let stopping = Instant::now();
+        let stopping = common::ticks::Ticks::start();
         front.stop(&ring);
-        assert!(stopping.elapsed() < Duration::from_secs(2));
+        assert!(stopping.seconds() < 15.0, "{} s", stopping.seconds());
     }
-    let stopping = Instant::now();
+    let stopping = common::ticks::Ticks::start();
     Export::stop(Box::new(served.server));
-    assert!(stopping.elapsed() < Duration::from_secs(2));
+    assert!(stopping.seconds() < 15.0, "{} s", stopping.seconds());
 }
 
 #[test]

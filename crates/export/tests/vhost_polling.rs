@@ -85,7 +85,7 @@ fn nobody_sleeps_while_work_waits() {
             }
             ring.begin(&front, 0, (0, 0), &[], 512, false);
             ring.kick_for(&front, 1);
-            let deadline = Instant::now() + Duration::from_secs(10);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while ring.pop(&front).is_none() {
                 assert!(Instant::now() < deadline, "{poll:?} {features:#x}: {nth} is not served");
                 std::thread::yield_now();
@@ -108,30 +108,60 @@ fn a_ring_that_was_looked_at_costs_nothing_while_it_is_silent() {
     let mut ring = front.ring(0, 16);
     let begin = Instant::now();
     (0..500).for_each(|_| assert_eq!(ring.flush(&front), 0));
-    std::thread::sleep(Duration::from_millis(20));
+    let sleeps = wait_until_asleep("udm-vhost");
     let (looked, _) = polled(&served);
-    let (time, sleeps) = (processor_time(), sleeps_of("udm-vhost"));
+    let time = processor_time();
     std::thread::sleep(Duration::from_millis(500));
     let spent = processor_time() - time;
     assert!(spent < Duration::from_millis(20), "{spent:?} of processor time while idle");
     assert_eq!(sleeps_of("udm-vhost"), sleeps, "it slept, and was not woken");
     let (looked_then, in_vain) = polled(&served);
     assert_eq!(looked_then, looked);
-    let bound = begin.elapsed() / 10 + Duration::from_millis(1 + 1);
+    // A poll lasts longer than planned if others take its processor.
+    let bound = begin.elapsed() / 10 + Duration::from_millis(1 + 1) + kept_waiting("udm-vhost");
     assert!(in_vain <= bound, "{in_vain:?} of {:?}", begin.elapsed());
+}
+
+/// This file of each thread whose name begins so.
+fn of_threads(name: &str, file: &str) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let is_it = |task: &PathBuf| read(task.join("comm")).starts_with(name);
+    tasks.map(|task| task.path()).filter(is_it).map(|task| read(task.join(file))).collect()
 }
 
 /// How often threads whose names begin so have gone to sleep.
 fn sleeps_of(name: &str) -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let status = tasks.map(|task| std::fs::read_to_string(task.path().join("status")).unwrap());
-    let sleeps =
-        status.filter(|status| status.starts_with(&format!("Name:\t{name}"))).map(|status| {
-            let line =
-                status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            line.unwrap().trim().parse::<u64>().unwrap()
-        });
+    let sleeps = of_threads(name, "status").into_iter().map(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    });
     sleeps.sum()
+}
+
+/// How long threads whose names begin so have waited for a processor.
+fn kept_waiting(name: &str) -> Duration {
+    // Time on a processor, time of waiting for one, number of times.
+    let waited = of_threads(name, "schedstat").into_iter().map(|stat| {
+        let nanos = stat.split(' ').nth(1).and_then(|nanos| nanos.parse().ok());
+        nanos.map_or(Duration::ZERO, Duration::from_nanos)
+    });
+    waited.sum()
+}
+
+/// Waits until threads whose names begin so sleep and are not woken; returns how often they have
+/// gone to sleep.
+fn wait_until_asleep(name: &str) -> u64 {
+    let is_asleep = || of_threads(name, "status").iter().all(|status| status.contains("State:\tS"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let sleeps = sleeps_of(name);
+        std::thread::sleep(Duration::from_millis(20));
+        if is_asleep() && sleeps_of(name) == sleeps {
+            return sleeps;
+        }
+        assert!(Instant::now() < deadline, "{name} does not fall asleep");
+    }
 }
 
 #[test]
@@ -147,8 +177,9 @@ fn silent_clients_cost_nothing_and_a_server_with_them_ends_immediately() {
     std::thread::sleep(Duration::from_millis(500));
     let spent = processor_time() - before;
     assert!(spent < Duration::from_millis(20), "{spent:?} of processor time while idle");
-    let stopping = Instant::now();
+    // A stop that waits for clients ends after 20 seconds at the earliest.
+    let stopping = common::ticks::Ticks::start();
     Export::stop(Box::new(served.server));
-    assert!(stopping.elapsed() < Duration::from_secs(2));
+    assert!(stopping.seconds() < 15.0, "{} s", stopping.seconds());
     assert!(fronts.iter_mut().all(Front::is_closed));
 }

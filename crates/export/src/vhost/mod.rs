@@ -285,7 +285,8 @@ impl Shared {
         let number = self.counts.has_come();
         let name = format!("udm-vhost-{number}");
         let signs = Arc::new(Signs::of_newcomer());
-        let mut session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone());
+        let mut session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone())
+            .without(self.uri.withheld);
         if !self.uri.is_shared {
             session = session.alone(Claim::new(&self.ownership, number));
         }

@@ -49,6 +49,8 @@ pub struct Session {
     /// The device's size that this client has read, or was notified of.
     known_bytes: Option<u64>,
     poll: Poll,
+    /// The features that this client is not offered.
+    withheld: u64,
     counts: Arc<Counts>,
     /// Required before a ring is served, unless several clients may be.
     claim: Option<Claim>,
@@ -96,6 +98,7 @@ impl Session {
             backend: None,
             known_bytes: None,
             poll,
+            withheld: 0,
             counts,
             claim: None,
         }
@@ -106,6 +109,16 @@ impl Session {
     pub fn alone(mut self, claim: Claim) -> Session {
         self.claim = Some(claim);
         self
+    }
+
+    /// The same client, which is not offered these features.
+    pub fn without(mut self, features: u64) -> Session {
+        self.withheld = features;
+        self
+    }
+
+    fn offered(&self) -> u64 {
+        config::features(&self.device) & !self.withheld
     }
 
     /// Number of served rings.
@@ -179,7 +192,7 @@ impl Session {
         let request = message.request;
         let number = |value| Ok(Some(Reply::number(request, value)));
         match request {
-            Request::GetFeatures => number(config::features(&self.device)),
+            Request::GetFeatures => number(self.offered()),
             Request::GetProtocolFeatures => number(protocol::OFFERED),
             Request::GetQueueNum => number(QUEUES_MAX as u64),
             Request::GetMaxMemSlots => number(REGIONS_MAX as u64),
@@ -274,7 +287,7 @@ impl Session {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Violation> {
-        let offered = config::features(&self.device);
+        let offered = self.offered();
         if features & !offered != 0 {
             let more = features & !offered;
             return wrong(format!("features {more:#x}, which were not offered"));

@@ -1,7 +1,8 @@
 //! The address of a vhost-user server, as users write it: `vhost-user:///PATH`. `?poll=` sets the
 //! busy polling of rings, `mode=` and `owner=` the users who may connect, `shared` allows several
-//! clients at a time. For a client, `reconnect=` sets its wait for the next server when its own is
-//! gone.
+//! clients at a time. `packed=off`, `event_idx=off` and `indirect=off` withhold a feature of rings
+//! from clients that use it wrongly. For a client, `reconnect=` sets its wait for the next server
+//! when its own is gone.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,11 +11,19 @@ use std::str::FromStr;
 use udm::error::{Error, Kind, Result};
 
 use super::poll::Poll;
+use super::proto::feature;
 use crate::options::Options;
 use crate::socket::{self, Access};
 
 /// The scheme of these URIs.
 pub const SCHEME: &str = "vhost-user://";
+
+/// Features of rings that an option may withhold, by the names that QEMU has for them.
+const FEATURES: [(&str, u64); 3] = [
+    ("packed", feature::RING_PACKED),
+    ("event_idx", feature::EVENT_IDX),
+    ("indirect", feature::INDIRECT),
+];
 
 /// A Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +36,8 @@ pub struct Uri {
     pub poll: Poll,
     /// Whether several clients are served at a time; they must coordinate their writes.
     pub is_shared: bool,
+    /// The features that are not offered to clients: a mask of bits.
+    pub withheld: u64,
     /// Maximum wait of a client for the next server, in seconds; 0: requests end with an error.
     pub reconnect: Option<u32>,
 }
@@ -40,7 +51,7 @@ impl Uri {
     /// A socket for this user only.
     pub fn new(path: impl Into<PathBuf>, poll: Poll) -> Uri {
         let (path, access) = (path.into(), Access::default());
-        Uri { path, access, poll, is_shared: false, reconnect: None }
+        Uri { path, access, poll, is_shared: false, withheld: 0, reconnect: None }
     }
 
     /// Refuses the options of clients.
@@ -78,10 +89,19 @@ impl FromStr for Uri {
             None => None,
         };
         let is_shared = options.take_flag("shared");
-        let known = "vhost-user takes poll=, mode=, owner= and shared, and for clients reconnect=";
+        let mut withheld = 0;
+        for (name, bit) in FEATURES {
+            withheld |= match options.take(name) {
+                Some("off") => bit,
+                Some("on") | None => 0,
+                Some(word) => return Err(wrong(format!("has {name}={word}, not on or off"))),
+            };
+        }
+        let known = "vhost-user takes poll=, mode=, owner=, shared, packed=, event_idx= and \
+                     indirect=, and for clients reconnect=";
         options.end(known).map_err(wrong)?;
         let path = socket::parse_path(path, SCHEME).map_err(wrong)?;
-        Ok(Uri { path, access, poll, is_shared, reconnect })
+        Ok(Uri { path, access, poll, is_shared, withheld, reconnect })
     }
 }
 
@@ -94,8 +114,11 @@ impl fmt::Display for Uri {
         let poll = (self.poll != Poll::default()).then(|| format!("poll={}", self.poll.name()));
         let reconnect = self.reconnect.map(|seconds| format!("reconnect={seconds}"));
         let shared = self.is_shared.then(|| "shared".to_owned());
-        let options = poll.into_iter().chain(self.access.options()).chain(shared).chain(reconnect);
-        let options: Vec<String> = options.collect();
+        let is_withheld = |bit: u64| self.withheld & bit != 0;
+        let withheld = FEATURES.iter().filter(|(_, bit)| is_withheld(*bit));
+        let withheld = withheld.map(|(name, _)| format!("{name}=off"));
+        let options = poll.into_iter().chain(self.access.options()).chain(shared).chain(withheld);
+        let options: Vec<String> = options.chain(reconnect).collect();
         let mark = if options.is_empty() { "" } else { "?" };
         write!(f, "{SCHEME}{}{mark}{}", self.path.display(), options.join("&"))
     }
@@ -108,7 +131,14 @@ mod tests {
 
     #[test]
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
-        for rest in ["", "?poll=never", "?poll=always&mode=0660&owner=root:kvm", "?shared"] {
+        for rest in [
+            "",
+            "?poll=never",
+            "?poll=always&mode=0660&owner=root:kvm",
+            "?shared",
+            "?packed=off",
+            "?shared&packed=off&event_idx=off&indirect=off",
+        ] {
             let text = format!("vhost-user:///run/udm/a b.sock{rest}");
             assert_eq!(text.parse::<Uri>().unwrap().for_server().unwrap().to_string(), text);
         }
@@ -133,6 +163,8 @@ mod tests {
             ("vhost-user:///a?reconnect=3601", "reconnect=3601, not 0 to 3600 seconds"),
             ("vhost-user:///a?reconnect=", "not 0 to 3600"),
             ("vhost-user:///a?shared=yes", "shared"),
+            ("vhost-user:///a?packed=no", "packed=no, not on or off"),
+            ("vhost-user:///a?event_idx", "event_idx"),
             ("vhost:///a", "is not vhost-user"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();

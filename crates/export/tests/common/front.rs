@@ -47,7 +47,7 @@ pub const USED: u16 = 1 << 15;
 pub const ODD: u16 = 1 << 15;
 pub const BEGIN: u32 = 0x8000_8000;
 
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 60;
 
 /// The connection.
 pub struct Front {

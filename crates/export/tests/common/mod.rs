@@ -16,6 +16,9 @@ use udm::sync::Arc;
 use udm::table::Table;
 use udm_export::nbd::{Connections, Server};
 
+#[path = "../../../cli/tests/common/ticks.rs"]
+pub mod ticks;
+
 /// FUA, as clients write it.
 pub const FUA: u16 = 1;
 
@@ -220,7 +223,7 @@ impl Served {
     /// A new connection, without any message yet.
     pub fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
     }
 
@@ -234,7 +237,7 @@ impl Served {
 
     /// Waits until `is_true` of the server's counts.
     pub fn wait_until(&self, what: &str, is_true: impl Fn(&Connections) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !is_true(&self.server.connections()) {
             assert!(Instant::now() < deadline, "{what}: {:?}", self.server.connections());
             std::thread::sleep(Duration::from_millis(5));

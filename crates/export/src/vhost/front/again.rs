@@ -17,12 +17,13 @@
 //! 5. The next server at the address is accepted as the same device if it reports the same
 //!    properties. Its device may be longer, and may have more rings.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::epoll;
-use udm::error::Result;
+use udm::error::{Error, Result};
 use udm::queue::now;
 use udm::sync::lock;
 use udm::units::{Nanos, SECOND};
@@ -42,6 +43,13 @@ pub(super) struct Link {
 /// If the deadline leaves less time than this for the last attempt, the attempt may fail for that
 /// reason alone, and the error of the earlier attempt says more.
 const ATTEMPT_SHORT_NS: Nanos = SECOND / 2;
+
+/// Whether the server took too long.
+fn is_timeout(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    let kind = source.and_then(|source| source.downcast_ref()).map(std::io::Error::kind);
+    matches!(kind, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut))
+}
 
 impl Link {
     pub fn first(wire: Wire) -> Link {
@@ -113,10 +121,8 @@ impl Queue {
         let left = deadline.saturating_sub(now()).min(longest);
         let Err(error) = self.try_next(left) else { return self.end_outage() };
         let earlier = self.outage.as_mut().and_then(|outage| outage.error.take());
-        let error = match earlier {
-            Some(earlier) if left < ATTEMPT_SHORT_NS => earlier,
-            _ => error.to_string(),
-        };
+        let is_cut_short = left < ATTEMPT_SHORT_NS || left < longest && is_timeout(&error);
+        let error = earlier.filter(|_| is_cut_short).unwrap_or_else(|| error.to_string());
         if now() >= deadline {
             let seconds = patience / SECOND;
             return self.fail(&format!("it disconnected, and after {seconds} s: {error}"));
