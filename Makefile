@@ -28,7 +28,7 @@ SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib sched
 ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings:: \
   --config profile.dev.package.udm.opt-level=0
 # Property tests try the same cases in each run; `make soak` tries others.
-FIXED_SEEDS = PROPTEST_RNG_SEED=1
+FIXED_SEEDS = PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1}
 
 CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 # The same with the features that the explorers are built with.
@@ -82,7 +82,7 @@ prove:
 	  'clippy, engine features' 600 '$(CLIPPY_NETS)' \
 	  'links of the documentation' 400 '$(DOC)' \
 	  'all studies, small' 900 '$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored' \
-	  'hostile input' 600 'UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay' \
+	  'hostile input' 600 'UDM_FUZZ_TIMES=10 $(CARGO) test --workspace --locked --test replay' \
 	  'crash states' 1500 '$(EXPLORE)' \
 	  'flushes of disks' 600 '$(FLUSHES)' \
 	  'deliberate bugs of cache' 600 '$(CACHE_NET) every_mutant' \

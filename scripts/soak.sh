@@ -1,7 +1,8 @@
 #!/bin/bash
-# The long forms of the tests that take a seed: an eighth of the time each for the simulation of the
+# The long forms of the tests that take a seed: a tenth of the time each for the simulation of the
 # whole system, for real threads on small caches, for histories of busy pcaches and writecaches, for
-# crash states, for those of the target cache, for schedules of threads, and for torture.
+# crash states, for those of the target cache, for schedules of threads, for changed inputs of the
+# fuzz targets, for property tests, and for torture.
 #
 #   scripts/soak.sh [SECONDS [SEED]]
 #
@@ -11,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 seed=${2:-1}
-part=$(((seconds + 7) / 8))
+part=$(((seconds + 9) / 10))
 
 # Optimised, but with every assertion; in a folder of its own, so that nothing else is rebuilt.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/soak
@@ -47,6 +48,18 @@ echo "== schedules: $part seconds from seed $seed"
 SCHEDULES_SECONDS=$part SCHEDULES_SEED=$seed \
   cargo test -q --release --locked -p udm --features mutants,shuttle --lib schedules::soak -- \
   --ignored --nocapture
+
+# Eight targets, two at a time.
+echo "== changed inputs: $part seconds from seed $seed"
+UDM_FUZZ_SECONDS=$(((part + 3) / 4)) UDM_FUZZ_SEED=$seed \
+  cargo test -q --release --locked -p udm-fuzz-harness --test replay -- --test-threads=2 --nocapture
+
+echo "== property tests: $part seconds from seed $seed"
+end=$((SECONDS + part))
+for ((at = seed; SECONDS < end; at++)); do
+  echo "property tests: PROPTEST_RNG_SEED=$at"
+  PROPTEST_RNG_SEED=$at cargo test -q --release --locked -p udm -p udm-export --lib
+done
 
 echo "== torture: $part seconds from seed $seed"
 cargo test -q --release --locked -p udm-cli --test torture -- --seconds "$part" --seed "$seed"
