@@ -156,8 +156,9 @@ mod tests {
         let taken = begun.elapsed();
         assert!(taken > Duration::from_millis(20), "{taken:?}");
         slow.set_slow(false);
-        let begun = Instant::now();
-        local.read_at(&mut bytes, 40 * MIB).unwrap();
-        assert!(begun.elapsed() < Duration::from_millis(20));
+        let free_at = slow.arm.lock().free_at;
+        local.read_at(&mut bytes, 30 * MIB).unwrap();
+        let arm = slow.arm.lock();
+        assert_eq!((arm.free_at, arm.position), (free_at, 40 * MIB + 4096), "the arm rests");
     }
 }

@@ -257,6 +257,7 @@ fn every_study_runs_and_leaves_its_results() {
 }
 
 #[test]
+#[ignore = "studies take their time: `make prove`"]
 fn the_modes_of_io_are_compared_beside_a_published_study() {
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();
@@ -313,6 +314,7 @@ fn the_modes_of_io_are_compared_beside_a_published_study() {
 }
 
 #[test]
+#[ignore = "studies take their time: `make prove`"]
 fn the_ways_to_a_device_are_compared() {
     let udm = Udm::new();
     let words = [&["exports", "--json=out.json", "--report", "report.html"][..], &TINY];
@@ -395,6 +397,7 @@ fn hit_ratios_of_several_traces_are_compared_in_one_table() {
 }
 
 #[test]
+#[ignore = "studies take their time: `make prove`"]
 fn a_study_measures_the_target_it_is_told() {
     let udm = Udm::new();
     // Each study once, and in both modes what differs in them.

@@ -1,8 +1,10 @@
 //! Tests of recording: a case's own work is found in it, with its callers and the kernel's part.
 
-use std::time::Instant;
-
 use super::*;
+use crate::cpu::of_thread;
+
+/// Nanoseconds of processor time: others may take the processor meanwhile.
+const BURNT: f64 = 400e6;
 
 #[test]
 fn lists_of_processors_are_understood() {
@@ -13,18 +15,18 @@ fn lists_of_processors_are_understood() {
 }
 
 #[inline(never)]
-fn burns_in_the_program(until: Instant) -> u64 {
-    let mut sum = 1_u64;
-    while Instant::now() < until {
-        (0..1000).for_each(|nth| sum = std::hint::black_box(sum.wrapping_mul(31) + nth));
+fn burns_in_the_program() -> u64 {
+    let (mut sum, until) = (1_u64, of_thread() + BURNT);
+    while of_thread() < until {
+        (0..100_000).for_each(|nth| sum = std::hint::black_box(sum.wrapping_mul(31) + nth));
     }
     sum
 }
 
 #[inline(never)]
-fn burns_in_the_kernel(until: Instant) {
-    let mut bytes = vec![0; 1 << 20];
-    while Instant::now() < until {
+fn burns_in_the_kernel() {
+    let (mut bytes, until) = (vec![0; 1 << 20], of_thread() + BURNT);
+    while of_thread() < until {
         // Numbers that the kernel calculates.
         let mut file = fs::File::open("/dev/urandom").unwrap();
         std::io::Read::read_exact(&mut file, &mut bytes).unwrap();
@@ -37,14 +39,13 @@ fn what_a_case_does_is_in_its_picture() {
         Ok(recorder) => recorder,
         Err(why) => return eprintln!("SKIPPED: no samples to be had: {why}"),
     };
-    let soon = || Instant::now() + Duration::from_millis(400);
     {
         let _case = case("one");
-        std::thread::scope(|scope| scope.spawn(|| burns_in_the_program(soon())).join().unwrap());
+        std::thread::scope(|scope| scope.spawn(burns_in_the_program).join().unwrap());
     }
     {
         let _case = case("two");
-        burns_in_the_kernel(soon());
+        burns_in_the_kernel();
     }
     compare("one", "two");
     compare("one", "nothing");

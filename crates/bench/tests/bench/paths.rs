@@ -28,23 +28,27 @@ fn pages_of_a_block_device_are_buffers_and_those_of_a_file_are_cached() {
     check_study(&pages[0]);
     check_report(&fs::read_to_string(udm.path("report.html")).unwrap(), &pages);
     let study = study(&pages, "pagecache");
-    let mut places = vec![("file", "Cached", 0)];
+    let mut places = vec![("file", "Cached", "Buffers")];
     if study["notes"].to_string().contains("No block device was measured") {
         eprintln!("SKIPPED: no block device: {}", study["notes"]);
     } else {
-        places.push(("block device", "Buffers", 1));
+        places.push(("block device", "Buffers", "Cached"));
     }
     for (place, counted, other) in &places {
-        let part = claim_of(study, &format!("{place}: growth of {counted} / bytes cached"));
-        assert!(part >= 0.9, "{place}: {part} of its pages were counted in {counted}");
+        // The study's target is for a quiet machine. Here others add to the counters and take from
+        // them, but the wrong counter, or the wrong unit, is at least the whole away.
+        let part = claim_of(study, &format!("{place}: pages counted in {counted} / dropped"));
+        assert!((0.5..2.0).contains(&part), "{place}: {part} of its pages were in {counted}");
+        let is_it = |note: &&str| note.starts_with(&format!("The {place}: "));
+        let notes = study["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+        let note = notes.into_iter().find(is_it).unwrap();
+        let wrong = note.strip_suffix(&format!(" % in {other}.")).unwrap();
+        let wrong: f64 = wrong.rsplit_once(' ').unwrap().1.parse().unwrap();
+        assert!(wrong < 50.0, "{note}");
         let plots = study["plots"].as_array().unwrap();
         let start = format!("Where pages of a {place} are counted");
         let plot = plots.iter().find(|plot| plot["title"].as_str().unwrap().starts_with(&start));
-        let points = &plot.unwrap()["series"][*other]["points"];
-        let most = points.as_array().unwrap().iter().map(|point| point[1].as_f64().unwrap());
-        let most = most.fold(0.0, f64::max) / DEVICE_BYTES as f64;
-        // Files are the others' of this machine as well; block devices hardly.
-        assert!(most < 0.5 || *other == 1, "{place}: {most} in the wrong column");
+        assert_eq!(plot.unwrap()["series"].as_array().unwrap().len(), 4);
     }
     let tables = study["tables"].as_array().unwrap();
     let table = |start: &str| {
@@ -140,6 +144,7 @@ fn a_run_that_is_killed_puts_everything_back() {
 }
 
 #[test]
+#[ignore = "studies take their time: `make prove`"]
 fn flamegraphs_show_where_the_time_of_each_case_went() {
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();
@@ -177,6 +182,7 @@ fn flamegraphs_show_where_the_time_of_each_case_went() {
 }
 
 #[test]
+#[ignore = "studies take their time: `make prove`"]
 fn caches_over_a_file_are_compared_by_the_way_to_it() {
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();

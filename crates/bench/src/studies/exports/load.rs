@@ -27,6 +27,9 @@ use crate::stats::Histogram;
 
 /// Bytes of a request.
 pub const BLOCK: u64 = 4096;
+/// The minimal number of requests of a measurement: the kernel does not count the processor time of
+/// a single one.
+const REQUESTS_MIN: u64 = 100;
 /// How long an export without requests is observed.
 const IDLE: Duration = Duration::from_secs(2);
 
@@ -68,6 +71,12 @@ impl Measure {
     }
 }
 
+/// Returns whether the measurement continues: for `runtime`, and until it has [`REQUESTS_MIN`]
+/// requests, because this program may get no processor in all that time.
+fn goes_on(times: &Histogram, start: Instant, runtime: Duration) -> bool {
+    times.count() < REQUESTS_MIN || start.elapsed() < runtime
+}
+
 /// Two sleeping threads that wake each other in turn, each through an eventfd: the minimal cost of
 /// a request if neither side polls. The processor time of the second thread counts.
 pub fn wake_ups(runtime: Duration) -> Result<Measure> {
@@ -86,7 +95,7 @@ pub fn wake_ups(runtime: Duration) -> Result<Measure> {
             }
         });
         let start = Instant::now();
-        while start.elapsed() < runtime {
+        while goes_on(&times, start, runtime) {
             let begun = now();
             rustix::io::write(&ask, &1_u64.to_le_bytes())?;
             rustix::io::read(&answer, &mut word)?;
@@ -125,7 +134,7 @@ pub fn hand_overs(runtime: Duration) -> Result<Measure> {
             cpu::of_thread()
         });
         let (start, page, mut nth) = (Instant::now(), vec![7; BLOCK as usize], 0);
-        while start.elapsed() < runtime {
+        while goes_on(&times, start, runtime) {
             let begun = now();
             nth += 1;
             memory.store(BLOCK, &page);
@@ -150,7 +159,7 @@ impl Load {
         let mut free: Vec<(usize, Buffer)> =
             (0..self.depth).map(|slot| (slot, Buffer::zeroed(BLOCK as usize))).collect();
         let (start, spent) = (Instant::now(), cpu::of_thread());
-        while start.elapsed() < self.runtime {
+        while goes_on(&times, start, self.runtime) {
             while let Some((slot, buffer)) = free.pop() {
                 let at = random.below(self.span / BLOCK) * BLOCK;
                 begun[slot] = now();
@@ -180,7 +189,7 @@ impl Load {
         let mut data = vec![7; BLOCK as usize];
         let op = if self.is_read { Op::Read } else { Op::Write };
         let (start, spent) = (Instant::now(), server());
-        while start.elapsed() < self.runtime {
+        while goes_on(&times, start, self.runtime) {
             while let Some(slot) = free.pop() {
                 let offset = random.below(self.span / BLOCK) * BLOCK;
                 begun[slot] = now();
@@ -240,8 +249,16 @@ pub fn idle_nbd(socket: &Path) -> Result<f64> {
 }
 
 fn idle(threads: &str) -> f64 {
-    std::thread::sleep(Duration::from_millis(50));
-    let before = cpu::sleeps_of_threads(threads);
+    // Until they sleep, which takes longer if others have the processor.
+    let mut before = f64::NAN;
+    for _ in 0..200 {
+        let sleeps = cpu::sleeps_of_threads(threads);
+        if sleeps == before {
+            break;
+        }
+        before = sleeps;
+        std::thread::sleep(Duration::from_millis(50));
+    }
     std::thread::sleep(IDLE);
     (cpu::sleeps_of_threads(threads) - before) / IDLE.as_secs_f64()
 }

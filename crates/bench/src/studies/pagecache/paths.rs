@@ -40,7 +40,7 @@ const BUFFERED_COLD: usize = 2;
 const BUFFERED_WARM: usize = 3;
 /// Published for sequential writes to an NVMe device: direct is twice as fast as buffered.
 const PUBLISHED_RATIO: f64 = 2.0;
-/// How often all pages are dropped and read, to see where they are counted.
+/// How often all pages are read and dropped, to see where they are counted.
 const PASSES: usize = 9;
 /// One sample's share of a pass: small enough that other programs' use of the page cache disturbs
 /// few samples, and more than the kernel's counters lag (about 1 MiB per processor).
@@ -214,7 +214,7 @@ fn show(
 
 /// Finds the kernel's counter for pages: all data is written through the page cache, flushed, read
 /// again, and dropped, while the counters are sampled. Other programs use memory as well, so the
-/// result is the median growth of many short steps.
+/// result is the median of many short steps.
 fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
     let what = if place.may_write { "written, flushed, read, dropped" } else { "read, dropped" };
     let title = format!("Where pages of a {} are counted: {what}", place.name);
@@ -227,34 +227,37 @@ fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
     study.plots.push(plot);
     let mut steps = Vec::new();
     for _ in 0..PASSES {
-        steps.extend(grown_in_steps(place)?);
+        steps.extend(dropped_in_steps(place)?);
     }
     let [meant, other] = if place.name == "file" { [1, 0] } else { [0, 1] };
-    let parts = |nth: usize| -> Vec<f64> { steps.iter().map(|grown| grown[nth]).collect() };
+    let parts = |nth: usize| -> Vec<f64> { steps.iter().map(|step| step[nth]).collect() };
     let what =
-        |nth: usize| format!("{}: growth of {} / bytes cached", place.name, meminfo::NAMES[nth]);
+        |nth: usize| format!("{}: pages counted in {} / dropped", place.name, meminfo::NAMES[nth]);
     study.claims.push(Claim::new(what(meant), &parts(meant), Some(Promise::AtLeast(0.9))));
-    // The others of the machine cache files as well, but hardly block devices.
     study.notes.push(format!(
-        "The {}: {:.0} % of its pages were counted in {}, and at the same time {} grew by {:.0} % \
-         of them.",
+        "The {}: {:.0} % of its pages were counted in {}, and {:.0} % in {}.",
         place.name,
         median(&parts(meant)) * 100.0,
         meminfo::NAMES[meant],
-        meminfo::NAMES[other],
         median(&parts(other)) * 100.0,
+        meminfo::NAMES[other],
     ));
     Ok(())
 }
 
-/// How much each of /proc/meminfo's four grows while a step of `place` is read, as parts of it.
-fn grown_in_steps(place: &Place) -> Result<Vec<[f64; 4]>> {
+/// How much each of /proc/meminfo's four shrinks while the pages of a step are dropped, as parts of
+/// the step. Dropping takes no time, so that little of others' use of memory is counted, and needs
+/// no memory, for which the kernel would drop other pages.
+fn dropped_in_steps(place: &Place) -> Result<Vec<[f64; 4]>> {
     place.cool()?;
-    let mut values = vec![Meminfo::now().values()];
-    place.read_in_steps(STEP_BYTES, || values.push(Meminfo::now().values()))?;
-    let pairs = values.windows(2);
-    let grown = |nth: usize, pair: &[[f64; 4]]| (pair[1][nth] - pair[0][nth]).max(0.0);
-    Ok(pairs.map(|pair| [0, 1, 2, 3].map(|nth| grown(nth, pair) / STEP_BYTES as f64)).collect())
+    let mut parts = Vec::new();
+    place.read_in_steps(STEP_BYTES, |range| {
+        let before = Meminfo::now().values();
+        place.drop_pages(range);
+        let after = Meminfo::now().values();
+        parts.push([0, 1, 2, 3].map(|nth| (before[nth] - after[nth]).max(0.0) / STEP_BYTES as f64));
+    })?;
+    Ok(parts)
 }
 
 /// The samples of one pass over all of `place`.

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,12 +119,12 @@ impl Place {
 
     /// Flushes it, and reads all of it through the page cache.
     pub fn read_again(&self) -> Result<()> {
-        self.read_in_steps(self.bytes, || ())
+        self.read_in_steps(self.bytes, |_| ())
     }
 
     /// Flushes it, and reads all of it through the page cache, without reading ahead; calls `seen`
-    /// after each step of `step_bytes`, which are whole MiB.
-    pub fn read_in_steps(&self, step_bytes: u64, mut seen: impl FnMut()) -> Result<()> {
+    /// with each step's range of `step_bytes`, which are whole MiB.
+    pub fn read_in_steps(&self, step_bytes: u64, mut seen: impl FnMut(Range<u64>)) -> Result<()> {
         self.held.sync_data().with_context(|| self.path.display().to_string())?;
         let mut file = File::open(&self.path).with_context(|| self.path.display().to_string())?;
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
@@ -131,9 +132,15 @@ impl Place {
         for nth in 1..=self.bytes / MIB {
             file.read_exact(&mut bytes).with_context(|| self.path.display().to_string())?;
             if nth % (step_bytes / MIB) == 0 {
-                seen();
+                seen(nth * MIB - step_bytes..nth * MIB);
             }
         }
         Ok(())
+    }
+
+    /// Lets the kernel drop the clean pages of a range.
+    pub fn drop_pages(&self, range: Range<u64>) {
+        let len = std::num::NonZeroU64::new(range.end - range.start);
+        let _ = rustix::fs::fadvise(&self.held, range.start, len, rustix::fs::Advice::DontNeed);
     }
 }
