@@ -129,7 +129,7 @@ int main(int argc, char **argv) {
 	CHECK(udm_queue_destroy(queue) == 0);
 	udm_close(device);
 	for (number = 0; threads() > 0; number++) {
-		CHECK(number < 1000);
+		CHECK(number < 6000);
 		usleep(10000);
 	}
 	faults_of_its_own();

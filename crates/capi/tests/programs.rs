@@ -107,7 +107,7 @@ fn check_when_free(program: &Path, words: &[&str]) -> u64 {
             return String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
         }
         assert!(errors.contains("is in use"), "{words:?}: {:?} {errors}", output.status);
-        assert!(start.elapsed() < Duration::from_secs(10), "{words:?}: {errors}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{words:?}: {errors}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -207,7 +207,7 @@ fn when_free<T>(open: impl Fn() -> udm::Result<T>) -> T {
     loop {
         match open() {
             Ok(opened) => return opened,
-            Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error}"),
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }

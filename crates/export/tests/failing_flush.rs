@@ -30,7 +30,7 @@ use udm_export::vhost;
 use udm_export::vhost::poll::Poll;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Served {
     server: Option<Server>,

@@ -63,13 +63,13 @@ fn answers(request: &[u8]) -> Vec<u64> {
     let uri = format!("nbd+unix://{}", socket.display()).parse().unwrap();
     let server = Server::start(&device, &uri).unwrap();
     let mut stream = UnixStream::connect(&socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(&common::usual_handshake(false)).unwrap();
     stream.read_exact(&mut [0; common::USUAL_ANSWER_BYTES]).unwrap();
     let mut client = common::Client { stream };
     let read = common::request(0, 0, KEY_COOKIE, KEY, 512);
     client.send(&[&common::write(0, WRITE_COOKIE, 0, &[7; 512]), request].concat());
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while disk.flushes.lock().unwrap().is_empty() {
         assert!(Instant::now() < deadline, "the disk is never told to flush");
         std::thread::sleep(Duration::from_millis(1));
@@ -122,15 +122,23 @@ fn answers_to_a_driver(features: u64, (kind, data): (u32, &[u8])) -> Vec<u64> {
     let mut ring = front.ring(0, 16);
     let write = ring.begin(&front, 1, (kind, 0), data, 0, false);
     ring.kick();
-    std::thread::sleep(Duration::from_millis(100));
+    // The write is answered, or its flush is held.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut answered = None;
+    while answered.is_none() && disk.flushes.lock().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the write is neither answered nor flushed");
+        std::thread::sleep(Duration::from_millis(1));
+        answered = ring.pop(&front);
+    }
     let read = ring.begin(&front, 2, (0, KEY / 512), &[], 512, false);
     ring.kick();
     let cookies = [(write, WRITE_COOKIE), (read, KEY_COOKIE)];
-    let answers = (0..2).map(|_| {
-        let head = ring.wait(&front).0;
-        cookies.iter().find(|(other, _)| *other == head).unwrap().1
-    });
-    let answers = answers.collect();
+    let mut heads: Vec<u16> = answered.iter().map(|(head, _)| *head).collect();
+    while heads.len() < 2 {
+        heads.push(ring.wait(&front).0);
+    }
+    let cookie = |head: &u16| cookies.iter().find(|(other, _)| other == head).unwrap().1;
+    let answers = heads.iter().map(cookie).collect();
     drop((front, server));
     answers
 }

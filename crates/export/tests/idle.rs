@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use udm::device::{Device, LoadedTable};
@@ -60,11 +62,11 @@ fn silent_clients_cost_nothing() {
     let mut clients: Vec<UnixStream> = (0..4).map(|_| connect(&path)).collect();
     if std::thread::available_parallelism().unwrap().get() > 1 {
         // A client that others keep from its processor is not quick: so it may take some rounds.
-        let mut looks = |_| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while watched() == Watched::default() {
+            assert!(Instant::now() < deadline, "without poll=never a quick client is watched");
             (0..500).for_each(|_| read(&mut clients[0]));
-            watched() != Watched::default()
-        };
-        assert!((0..50).any(&mut looks), "without poll=never a quick client is watched");
+        }
     }
     for _ in 0..200 {
         clients.iter_mut().for_each(read);
@@ -75,7 +77,8 @@ fn silent_clients_cost_nothing() {
     assert!(spent < Duration::from_millis(20), "{spent:?} of processor time while idle");
     // Sleeping clients are back immediately, and a server with sleepers ends immediately.
     clients.iter_mut().for_each(read);
-    let stopping = std::time::Instant::now();
+    // A stop that waits for clients ends after 10 seconds at the earliest.
+    let stopping = common::ticks::Ticks::start();
     server.stop();
-    assert!(stopping.elapsed() < Duration::from_secs(2));
+    assert!(stopping.seconds() < 8.0, "{} s", stopping.seconds());
 }

@@ -62,7 +62,7 @@ impl Place {
 
     fn greet(&self) -> Talk {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         stream.write_all(&client_flags(3)).unwrap();
         Talk(stream)
@@ -246,39 +246,41 @@ fn a_process_that_is_stopped_keeps_nobody_from_the_others() {
     let _export = place.open("a").unwrap();
     // It has an entry, and never reads it.
     let _stopped = UnixDatagram::bind(place.entry("stopped")).unwrap();
-    let waiting: Vec<Talk> = (0..40)
+    let mut waiting: Vec<Talk> = (0..40)
         .map(|_| {
             let mut talk = place.greet();
             talk.0.write_all(&option(7, &go("stopped", &[]))).unwrap();
             talk
         })
         .collect();
-    let start = Instant::now();
+    let ticks = common::ticks::Ticks::start();
     for _ in 0..10 {
         let mut talk = place.greet();
         assert_eq!(talk.ask(7, &go("a", &[])).pop(), Some((1, vec![])));
         assert_eq!(talk.letter(), 'a');
     }
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    // Each of those who wait does so for two seconds.
+    assert!(ticks.seconds() < 20.0, "{} s", ticks.seconds());
     // A new export gets the listener from another one.
     let _new = place.open("b").unwrap();
     assert_eq!(place.greet().list(), ["a", "b", "stopped"]);
     // When its entry is full, clients hear so, and may name another export.
-    let mut refused = 0;
-    for mut talk in waiting {
-        talk.0.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let is_refused = |talk: &mut Talk| {
+        talk.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let mut head = [0; 20];
-        if talk.0.read_exact(&mut head).is_ok() {
-            assert_eq!(head[12..16], UNKNOWN.to_be_bytes());
-            refused += 1;
-        }
-    }
+        let is_answered = talk.0.read_exact(&mut head).is_ok();
+        assert!(!is_answered || head[12..16] == UNKNOWN.to_be_bytes());
+        is_answered
+    };
     let room: usize = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen")
         .unwrap()
         .trim()
         .parse()
         .unwrap();
-    assert!(refused > 0 || room > 35, "none was refused, and there is room for {room}");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while room <= 35 && !waiting.iter_mut().any(is_refused) {
+        assert!(Instant::now() < deadline, "none was refused, and there is room for {room}");
+    }
 }
 
 fn send(entry: &Path, bytes: &[u8], files: &[std::os::fd::BorrowedFd<'_>]) {
@@ -319,10 +321,10 @@ fn what_is_no_message_is_dropped() {
     send(&entry, &junk, &[one.as_fd()]);
     drop(one);
     let mut client = Talk(other);
-    client.0.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(client.0.read(&mut [0; 100]).unwrap(), 0, "it is disconnected");
     // The client sees the end of the connection before the server has noted why.
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let last = loop {
         match export.connections().last_violation {
             Some(last) => break last,

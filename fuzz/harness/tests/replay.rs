@@ -1,5 +1,6 @@
-//! Every committed input goes through its target, so that past findings stay fixed; then random
-//! changes of them for some seconds. `UDM_FUZZ_SEED` and `UDM_FUZZ_SECONDS` choose others.
+//! Every committed input goes through its target, so that past findings stay fixed. Then a fixed
+//! number of changed inputs, the same in each run, goes through it. `UDM_FUZZ_TIMES` multiplies the
+//! number, `UDM_FUZZ_SEED` chooses other changes, and `UDM_FUZZ_SECONDS` replaces the number.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,8 +22,8 @@ fn seeds(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(&path).unwrap())).collect()
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
 /// Runs an input; one that fails is kept, so that it can become a seed.
@@ -66,18 +67,20 @@ fn mutate(prng: &mut Prng, bytes: &mut Vec<u8>, other: &[u8]) {
     bytes.truncate(BYTES_MAX);
 }
 
-fn explore(name: &str) {
+/// Replays the committed inputs, then `count` changed ones, which take about two seconds.
+fn explore(name: &str, count: u64) {
     let target = TARGETS.iter().find(|(known, _)| *known == name).unwrap();
     let seeds = seeds(name);
     assert!(!seeds.is_empty());
     for (path, bytes) in &seeds {
         run(target, bytes, &path.display().to_string());
     }
-    let seed = number("UDM_FUZZ_SEED", 1);
-    let end = Instant::now() + Duration::from_secs(number("UDM_FUZZ_SECONDS", 2));
+    let seed = number("UDM_FUZZ_SEED").unwrap_or(1);
+    let count = count * number("UDM_FUZZ_TIMES").unwrap_or(1);
+    let seconds = number("UDM_FUZZ_SECONDS").map(Duration::from_secs);
     let mut prng = Prng::new(seed);
-    let mut tries = 0_u64;
-    while Instant::now() < end {
+    let (mut tries, begun) = (0_u64, Instant::now());
+    while seconds.map_or(tries < count, |seconds| begun.elapsed() < seconds) {
         let [one, other] = [(); 2].map(|()| prng.below(seeds.len() as u64) as usize);
         let mut bytes = seeds[one].1.clone();
         mutate(&mut prng, &mut bytes, &seeds[other].1);
@@ -89,40 +92,40 @@ fn explore(name: &str) {
 
 #[test]
 fn hostile_pcaches_do_no_harm() {
-    explore("pcache");
+    explore("pcache", 3_000);
 }
 
 #[test]
 fn hostile_cache_metadata_does_no_harm() {
-    explore("cache");
+    explore("cache", 120);
 }
 
 #[test]
 fn hostile_calls_do_no_harm() {
-    explore("calls");
+    explore("calls", 300);
 }
 
 #[test]
 fn hostile_control_messages_do_no_harm() {
-    explore("control");
+    explore("control", 56_000);
 }
 
 #[test]
 fn hostile_nbd_clients_do_no_harm() {
-    explore("nbd");
+    explore("nbd", 5_000);
 }
 
 #[test]
 fn hostile_tables_do_no_harm() {
-    explore("table");
+    explore("table", 480_000);
 }
 
 #[test]
 fn hostile_guests_do_no_harm() {
-    explore("vhost");
+    explore("vhost", 15_000);
 }
 
 #[test]
 fn hostile_writecaches_do_no_harm() {
-    explore("writecache");
+    explore("writecache", 1_700);
 }

@@ -18,7 +18,7 @@ use super::*;
 fn result(queue: &mut Queue, op: Op, len: u64, is_durable: bool) -> i32 {
     queue.bare(op, 0, len, is_durable, 1).unwrap();
     let mut result = None;
-    let timeout = Some(Duration::from_secs(20));
+    let timeout = Some(Duration::from_secs(60));
     assert_eq!(queue.reap(1, 1, timeout, |_, done| result = Some(done.result)), 1);
     result.unwrap()
 }

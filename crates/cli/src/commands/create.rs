@@ -284,15 +284,18 @@ mod tests {
     #[test]
     fn what_a_slow_server_says_is_heard_in_order() {
         let (reader, mut writer) = std::io::pipe().unwrap();
+        let (heard, is_heard) = channel::<u64>();
         let progress = AttachProgress::default();
         let server = std::thread::spawn(move || {
             let mut out = writer.try_clone().unwrap();
             let tell = |step: &Step| write_step(&mut out, step).unwrap();
+            progress.begin("entries", 16);
+            progress.has_come_to(4);
+            // The work waits until the caller has received each of its steps.
             let open = || {
-                progress.begin("entries", 16);
-                for nth in 0..16 {
+                for nth in [4, 8, 12] {
                     progress.has_come_to(nth);
-                    std::thread::sleep(Duration::from_millis(100));
+                    while is_heard.recv_timeout(Duration::from_secs(60)).unwrap() < nth {}
                 }
             };
             watched(&progress, tell, open);
@@ -300,13 +303,22 @@ mod tests {
             writeln!(writer, "{}", serde_json::to_string(&Answer::done(json!(7))).unwrap())
         });
         let mut steps = Vec::new();
-        let answer = hear(reader, |step| steps.push(step.clone()), || {}).unwrap();
+        let show = |step: &Step| {
+            steps.push(step.clone());
+            // The work may have ended already.
+            let _ = heard.send(step.done);
+        };
+        let answer = hear(reader, show, || {}).unwrap();
         server.join().unwrap().unwrap();
         assert_eq!(answer.unwrap().parameters, json!(7));
-        assert!(!steps.is_empty() && steps.len() < 4, "{steps:?}");
         assert!(steps.is_sorted_by_key(|step| step.done), "{steps:?}");
+        let has = |done| steps.iter().any(|step| step.done == done);
+        assert!(has(4) && has(8) && has(12), "{steps:?}");
         let is_late = |step: &Step| step.seconds >= 1.0 && step.done > 0;
         assert!(steps.iter().all(|step| is_late(step) && step.total == Some(16)), "{steps:?}");
+        // The reports' own times, which a slow machine only moves further apart.
+        let pauses = steps.windows(2).map(|pair| pair[1].seconds - pair[0].seconds);
+        assert!(pauses.into_iter().all(|pause| pause > 0.249), "{steps:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ const PASS: &str = r#"
     use Socket; use POSIX ();
     # Descriptors stay open in the program that is started.
     $^F = 9;
-    my ($kind, $place, $pause) = (shift, shift, shift);
+    my ($kind, $place, $go) = (shift, shift, shift);
     if ($kind eq "unix") {
         socket(S, PF_UNIX, SOCK_STREAM, 0) or die $!;
         unlink $place; bind(S, sockaddr_un($place)) or die $!;
@@ -25,17 +25,18 @@ const PASS: &str = r#"
         open(S, "<", $place) or die $!;
     }
     $kind eq "file" or $kind eq "deaf" or listen(S, 8) or die $!;
-    sleep $pause;
+    # Serves when this file is there.
+    until ($go eq "" or -e $go) { select(undef, undef, undef, 0.01); }
     POSIX::dup2(fileno(S), 3);
     $ENV{LISTEN_FDS} = 1; $ENV{LISTEN_PID} = $$;
     exec @ARGV;
 "#;
 
-/// Starts `udm` with `words` and a socket.
-fn pass(udm: &Udm, kind: &str, place: &str, pause: u32, words: &[&str]) -> Child {
+/// Starts `udm` with `words` and a socket, when the file `go` is there, if it has a name.
+fn pass(udm: &Udm, kind: &str, place: &str, go: &str, words: &[&str]) -> Child {
     let own = udm.command(words);
     let mut command = Command::new("perl");
-    command.args(["-e", PASS, kind, place, &pause.to_string()]);
+    command.args(["-e", PASS, kind, place, go]);
     command.arg(own.get_program()).args(own.get_args());
     command.current_dir(own.get_current_dir().unwrap()).stdin(Stdio::null());
     for (name, value) in own.get_envs() {
@@ -64,10 +65,16 @@ fn a_client_that_comes_first_waits_for_the_server() {
     let data = pattern(1, MIB as usize);
     std::fs::write(udm.path("data"), &data).unwrap();
     for round in 0..2 {
-        let mut server = pass(&udm, "unix", text(&socket), 2, &words);
+        let go = udm.path(&format!("go{round}"));
+        let mut server = pass(&udm, "unix", text(&socket), text(&go), &words);
         wait_until("the socket is there", || is_listening(&socket));
         assert!(udm.run(&["info", "vol"]).code != 0, "nobody serves yet");
-        client("nbdcopy", &["--flush", text(&udm.path("data")), &for_clients(&uri)]);
+        let (source, target) = (udm.path("data"), for_clients(&uri));
+        let copy =
+            std::thread::spawn(move || client("nbdcopy", &["--flush", text(&source), &target]));
+        wait_until("the client is there", || sockets(&socket) > 1);
+        std::fs::write(&go, "").unwrap();
+        copy.join().unwrap();
         let pid = udm.pid("vol");
         assert_eq!(pid, u64::from(server.id()));
         match round {
@@ -93,6 +100,12 @@ fn a_client_that_comes_first_waits_for_the_server() {
     assert!(std::fs::read(&origin).unwrap()[..data.len()] == data);
 }
 
+/// How many sockets have this address: one listens, the others are its connections.
+fn sockets(socket: &Path) -> usize {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    sockets.lines().filter(|line| line.ends_with(text(socket))).count()
+}
+
 /// Whether a socket listens there. To connect to it would be to come as a client.
 fn is_listening(socket: &Path) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -104,11 +117,21 @@ fn is_listening(socket: &Path) -> bool {
 fn tcp_is_taken_too() {
     let udm = Udm::new();
     // A port that was free a moment ago; if another process takes it meanwhile, perl fails.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let uri = format!("nbd://127.0.0.1:{port}");
-    let words = ["create", "vol", "--foreground", "--table", "0 8192 zero", "--export", &uri];
-    let mut server = pass(&udm, "tcp", &port.to_string(), 0, &words);
-    wait_until("it serves", || udm.run(&["info", "vol"]).code == 0);
+    let served = (0..20).find_map(|_| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let uri = format!("nbd://127.0.0.1:{port}");
+        let words = ["create", "vol", "--foreground", "--table", "0 8192 zero", "--export", &uri];
+        let mut server = pass(&udm, "tcp", &port.to_string(), "", &words);
+        let mut has_failed = false;
+        wait_until("it serves", || {
+            has_failed = server.try_wait().unwrap().is_some();
+            has_failed || udm.run(&["info", "vol"]).code == 0
+        });
+        (!has_failed).then_some((server, uri))
+    });
+    let (mut server, uri) = served.expect("a port that stays free");
     assert!(client("nbdinfo", &["--size", &uri]).contains("4194304"));
     udm.ok(&["remove", "vol"]);
     server.wait().unwrap();
@@ -121,20 +144,20 @@ fn what_cannot_be_served_is_refused() {
     let socket = udm.path("vol.sock");
     let plain = ["create", "vol", "--table", "0 8 zero", "--export", &uri];
     let here = [&plain[..], &["--foreground"]].concat();
-    let words = failure(pass(&udm, "unix", text(&socket), 0, &plain));
+    let words = failure(pass(&udm, "unix", text(&socket), "", &plain));
     assert!(words.contains("only a server in the foreground"), "{words}");
     let other = udm.path("other.sock");
-    let words = failure(pass(&udm, "unix", text(&other), 0, &here));
+    let words = failure(pass(&udm, "unix", text(&other), "", &here));
     assert!(
         words.contains("other.sock") && words.contains("no --export has this address"),
         "{words}"
     );
     let file = udm.file("file", 1);
-    let words = failure(pass(&udm, "file", text(&file), 0, &here));
+    let words = failure(pass(&udm, "file", text(&file), "", &here));
     assert!(words.contains("file descriptor 3") && words.contains("neither a Unix"), "{words}");
     let moded = format!("{uri}?mode=0666");
     let here = ["create", "vol", "--foreground", "--table", "0 8 zero", "--export", &moded];
-    let words = failure(pass(&udm, "unix", text(&socket), 0, &here));
+    let words = failure(pass(&udm, "unix", text(&socket), "", &here));
     assert!(words.contains("set its mode and owner there"), "{words}");
     // udm ignores variables in the environment that are for another process.
     std::fs::remove_file(&socket).unwrap();

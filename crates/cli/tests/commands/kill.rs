@@ -14,6 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::{PATIENCE, Udm, client, for_clients, is_gone, signal, text, wait_until};
@@ -121,7 +123,7 @@ struct Client {
     acknowledged: Vec<u64>,
     asked: HashMap<u64, Asked>,
     last_version: u64,
-    acknowledgements: u64,
+    acknowledgements: Arc<AtomicU64>,
     /// Whether what is discarded reads as zeroes.
     trims: bool,
 }
@@ -134,7 +136,7 @@ impl Client {
             acknowledged: vec![0; (FIO_OFFSET / SECTOR as u64) as usize],
             asked: HashMap::new(),
             last_version: 0,
-            acknowledgements: 0,
+            acknowledgements: Arc::default(),
             trims,
         }
     }
@@ -198,7 +200,7 @@ impl Client {
         for sector in asked.sector..asked.sector + asked.sectors {
             self.acknowledged[sector as usize] = asked.version;
         }
-        self.acknowledgements += 1;
+        self.acknowledgements.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Judges what the next server says; that is the truth from here on.
@@ -335,21 +337,27 @@ impl Fixture {
     fn round(&mut self, round: u32) -> bool {
         let pid = self.udm.pid("vol");
         let mut fio = self.fio_load(round);
-        let heard: u64 = self.clients.iter().map(|client| client.acknowledgements).sum();
+        let counts: Vec<_> =
+            self.clients.iter().map(|client| client.acknowledgements.clone()).collect();
+        let heard = || counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let before: Vec<u64> = heard().collect();
         let moment = Duration::from_millis(20 + self.random.below(480));
         let socket = &self.socket;
         std::thread::scope(|scope| {
             for client in &mut self.clients {
                 scope.spawn(|| client.load(socket));
             }
+            wait_until("each client has an answer", || {
+                heard().zip(&before).all(|(now, before)| now > *before)
+            });
             std::thread::sleep(moment);
             signal(pid, "KILL");
         });
         wait_until("the server is gone", || is_gone(pid));
         fio.kill().unwrap();
         fio.wait().unwrap();
-        let now: u64 = self.clients.iter().map(|client| client.acknowledgements).sum();
-        eprintln!("round {round}: {} requests answered in {moment:?}", now - heard);
+        let count = heard().sum::<u64>() - before.iter().sum::<u64>();
+        eprintln!("round {round}: {count} requests answered in {moment:?} and before");
         self.clients.iter().any(|client| !client.asked.is_empty())
     }
 

@@ -4,12 +4,13 @@
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::clients::{agreed, request};
-use crate::common::{Udm, client, pattern, text, wait_until, write_export};
+use crate::common::{
+    Udm, client, errors_until, pattern, seconds_after, text, wait_until, write_export,
+};
 use crate::disks::Disks;
 
 /// Disks by their names, each on a file system of its own, so that one that hangs keeps no request
@@ -42,7 +43,7 @@ const DIRTY: usize = 128 << 10;
 /// Hangs one of the disks of a device with dirty data, and expects that `name` is named.
 fn hang(udm: &Udm, disks: &Each, disk: &str, name: &str) {
     disks.of(disk).hang("disk");
-    let drain = udm.spawn(&["drain", "vol"]);
+    let mut drain = udm.spawn(&["drain", "vol"]);
     wait_until("the device is named", || {
         udm.json(&["info", "vol"])["stalls"] != Value::Array(vec![])
     });
@@ -50,33 +51,31 @@ fn hang(udm: &Udm, disks: &Each, disk: &str, name: &str) {
     let stall = &info["stalls"][0];
     assert_eq!((&stall["start"], &stall["waits_for"]), (&0.into(), &name.into()), "{disk}: {info}");
     assert!(stall["seconds"].as_u64().unwrap() >= 10, "{info}");
-    let line = format!("write-back waits for {name}, which has not answered for 1");
+    let has_waited = |text: &str, before: &str| {
+        let words = format!("{before}waits for {name}, which has not answered for ");
+        seconds_after(text, &words) >= Some(10)
+    };
     let said = udm.ok(&["info", "vol"]);
-    let row = format!("waits for {name}, which has not answered for 1");
-    assert!(
-        said.lines().any(|line| line.starts_with("Write-back:") && line.contains(&row)),
-        "{said}"
-    );
+    let is_row = |line: &str| line.starts_with("Write-back:") && has_waited(line, "");
+    assert!(said.lines().any(is_row), "{said}");
     let listed = udm.run(&["ls", "--json"]);
     let list: Value = serde_json::from_str(&listed.out).unwrap();
-    assert!(list[0]["notes"][0].as_str().unwrap().starts_with(&line), "{disk}: {listed:?}");
-    assert!(udm.run(&["ls"]).err.contains(&line), "{disk}");
+    let note = list[0]["notes"][0].as_str().unwrap();
+    let is_first = note.starts_with("write-back waits for ");
+    assert!(is_first && has_waited(note, "write-back "), "{disk}: {listed:?}");
+    assert!(has_waited(&udm.run(&["ls"]).err, "write-back "), "{disk}");
     let metrics = udm.ok(&["metrics", "vol"]);
     assert!(metrics.contains("udm_device_stalled_lines{device=\"vol\"} 1"), "{metrics}");
-    // The line of `drain` comes after 15 seconds.
-    std::thread::sleep(Duration::from_secs(6));
+    let (mut errors, mut said) = errors_until(&mut drain, "no progress for ");
     disks.of(disk).heal();
-    let output = drain.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{disk}: {said}");
-    let line = format!("no progress for 15 s: {name} does not answer");
-    assert!(said.contains(&line), "{disk}: {said}");
+    errors.read_to_string(&mut said).unwrap();
+    let status = drain.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "{disk}: {said}");
+    assert!(seconds_after(&said, "no progress for ") >= Some(15), "{disk}: {said}");
+    assert!(said.contains(&format!(" s: {name} does not answer")), "{disk}: {said}");
     wait_until("it continues", || udm.json(&["info", "vol"])["stalls"] == Value::Array(vec![]));
     let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
-    assert!(
-        log.contains(&format!("write-back waits for {name}, which has not answered for 1")),
-        "{log}"
-    );
+    assert!(has_waited(&log, "write-back "), "{log}");
     wait_until("the log has the failure", || {
         let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
         log.contains(&format!("{name} answers again"))
@@ -162,7 +161,8 @@ fn hang_a_read(sizes: &[(&str, u64)], table: impl Fn(&Each) -> String, disk: &st
     let info = udm.json(&["info", "vol"]);
     assert_eq!(info["slow_requests"][0]["waits_for"], name, "{disk}: {info}");
     let said = udm.ok(&["info", "vol"]);
-    assert!(said.contains(&format!("read, 4096 bytes at {offset}: has waited for {name} for 1")));
+    let words = format!("read, 4096 bytes at {offset}: has waited for {name} for ");
+    assert!(seconds_after(&said, &words) >= Some(10), "{said}");
     let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
     assert!(log.contains(&format!("waiting for {name}")), "{log}");
     disks.of(disk).heal();

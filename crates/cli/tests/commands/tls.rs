@@ -6,9 +6,8 @@ use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use crate::common::{Udm, client, pattern, text, wait_until};
+use crate::common::{PATIENCE, Udm, client, pattern, text, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -123,7 +122,7 @@ fn clients_that_break_off_hold_nobody_up() {
     let mut halves = Vec::new();
     for rubbish in [&b""[..], &[22, 3, 1, 2, 0, 1], &[0; 4000], &[23, 3, 3, 64, 0]] {
         let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         stream.write_all(&starttls).unwrap();
         let mut answer = [0; 20];

@@ -4,12 +4,16 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+#[path = "ticks.rs"]
+pub mod ticks;
 
 /// How long anything in a test may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -167,6 +171,26 @@ pub fn is_gone(pid: u64) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let is_zombie = stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z');
     is_zombie && threads <= 1
+}
+
+/// The whole seconds that follow `words` in `text`.
+pub fn seconds_after(text: &str, words: &str) -> Option<u64> {
+    let rest = text.split_once(words)?.1;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+/// Reads the standard error of a command up to the first line that contains `words`.
+pub fn errors_until(child: &mut Child, words: &str) -> (BufReader<ChildStderr>, String) {
+    let words = words.to_owned();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut said = String::new();
+        while !said.contains(&words) && errors.read_line(&mut said).is_ok_and(|len| len > 0) {}
+        let _ = sender.send((errors, said));
+    });
+    receiver.recv_timeout(PATIENCE).expect("a line in time")
 }
 
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long a reply may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// NBD's commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -94,7 +94,7 @@ pub enum Fate {
 }
 
 /// How long clients may take to hear the replies to all that they sent.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 impl Fixture {
     /// The whole life of a case.

@@ -62,7 +62,7 @@ fn device(target: &Arc<Clockwork>) -> Arc<Device> {
 }
 
 fn wait_until(is_true: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is_true() {
         assert!(Instant::now() < deadline, "timeout");
         std::thread::yield_now();

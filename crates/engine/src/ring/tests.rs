@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Call, Command, Job, Memory, WAYS, Work};
 use crate::buffer::Buffer;
 use crate::sync::Arc;
+use crate::sync::statics::atomic::{AtomicBool, Ordering};
 
 /// The results of a ring here are numbers.
 type Ring = super::Ring<u32>;
@@ -28,6 +29,21 @@ fn eventfd() -> Arc<OwnedFd> {
 
 fn submissions() -> SubmissionQueue {
     SubmissionQueue::new(Ring::new(8).unwrap())
+}
+
+/// A drain that waits for work that does not end sleeps this often: 100 ms at a time, for 30 s.
+const DRAIN_SLEEPS: u64 = 250;
+
+/// How often this thread goes to sleep in `run`.
+fn sleeps_while(run: impl FnOnce()) -> u64 {
+    let sleeps = || -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    let before = sleeps();
+    run();
+    sleeps() - before
 }
 
 fn next_event(submissions: &mut SubmissionQueue) -> Event {
@@ -129,9 +145,9 @@ fn a_ring_dropped_on_another_thread_leaks_and_returns() {
     let (_left, right) = pair();
     submissions.recv(&right, Buffer::zeroed(8), 0, 8, 1);
     submissions.ring_mut().submit();
-    let started = Instant::now();
-    std::thread::spawn(move || drop(submissions)).join().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(5));
+    let drops = move || sleeps_while(|| drop(submissions));
+    let sleeps = std::thread::spawn(drops).join().unwrap();
+    assert!(sleeps < DRAIN_SLEEPS, "it slept {sleeps} times");
 }
 
 #[test]
@@ -214,7 +230,6 @@ fn more_waits_than_the_queues_hold() {
 
 #[test]
 fn a_dropped_ring_takes_its_waits_along() {
-    let started = Instant::now();
     let (left, right) = pair();
     let mut submissions = SubmissionQueue::new(Ring::new(4).unwrap());
     for tag in 0..100 {
@@ -223,8 +238,8 @@ fn a_dropped_ring_takes_its_waits_along() {
     submissions.recv(&right, Buffer::zeroed(4096), 0, 4096, 1000);
     submissions.ring_mut().submit();
     submissions.recv(&left, Buffer::zeroed(4096), 0, 4096, 1001);
-    drop(submissions);
-    assert!(started.elapsed() < Duration::from_secs(5), "the drop waited for the peer");
+    let sleeps = sleeps_while(|| drop(submissions));
+    assert!(sleeps < DRAIN_SLEEPS, "the drop waited for the peer: it slept {sleeps} times");
     assert_eq!(Arc::strong_count(&right), 1, "the socket is closed");
 }
 
@@ -305,15 +320,15 @@ fn a_dropped_ring_waits_for_what_is_awaited() {
     ring.start(Box::new(Reader { file: other.clone(), calls_left: 1, name: 1 }).work(false));
     assert_eq!((ring.awaited(), ring.in_flight()), (1, 2));
     ring.submit();
-    let writer = file.clone();
+    let (writer, is_written) = (file.clone(), Arc::new(AtomicBool::new(false)));
+    let writes = is_written.clone();
     let thread = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
+        writes.store(true, Ordering::SeqCst);
         rustix::io::write(&*writer, &1_u64.to_le_bytes()).unwrap();
     });
-    let started = Instant::now();
     drop(ring);
-    let elapsed = started.elapsed();
-    assert!(elapsed >= Duration::from_millis(25), "waited {elapsed:?}");
+    assert!(is_written.load(Ordering::SeqCst), "the drop did not wait");
     thread.join().unwrap();
     assert_eq!((Arc::strong_count(&file), Arc::strong_count(&other)), (1, 1));
 }

@@ -102,6 +102,7 @@ impl Machine {
     pub fn new(setup: &Setup) -> Machine {
         let held = |bytes: u64, name: &str| {
             let disk = SimDisk::new(bytes, 512).named(name);
+            let disk = if setup.seed % 4 == 3 { disk.with_holes() } else { disk };
             disk.seed(setup.seed);
             disk.hold(true);
             Arc::new(disk)

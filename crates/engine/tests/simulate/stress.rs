@@ -32,8 +32,8 @@ const CLIENTS: u32 = 3;
 const SECTORS: u64 = 8 * MIB / SECTOR as u64;
 /// After this long the events are judged, and a new round begins: events take memory.
 const ROUND: Duration = Duration::from_secs(1);
-/// This long after the end all requests must have ended.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// This long after the end all requests must have ended: only a hang takes longer.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One sector's part of a request.
 #[derive(Clone, Copy)]
