@@ -14,7 +14,7 @@
 
 use super::metadata::Superblock;
 use crate::base::crc::crc32c_raw;
-use crate::disk::Disk;
+use crate::disk::{Disk, Match, Recorded, Refused, Same};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
@@ -59,7 +59,11 @@ fn sums_of(uuid: &[u8; 16]) -> Option<[u32; 2]> {
 }
 
 fn sum(disk: &dyn Disk) -> u32 {
-    !crc32c_raw(u32::MAX, disk.limits().identity.as_bytes())
+    sum_of(disk.limits().identity.words())
+}
+
+fn sum_of(words: &str) -> u32 {
+    !crc32c_raw(u32::MAX, words.as_bytes())
 }
 
 /// Whether metadata with this uuid is to be marked, or marked again.
@@ -67,35 +71,36 @@ pub(super) fn is_markable(uuid: &[u8; 16]) -> bool {
     *uuid == [0; 16] || sums_of(uuid).is_some()
 }
 
-/// Whether the metadata belongs to another origin than this one.
-pub(super) fn is_of_other_origin(devices: &Devices, superblock: &Superblock) -> bool {
-    sums_of(&superblock.fields.uuid).is_some_and(|sums| sums[1] != sum(&*devices.origin))
+/// Compares the cache device and the origin with those of the mark, if there is one.
+pub(super) fn compare(devices: &Devices, superblock: &Superblock) -> [Match; 2] {
+    let Some(sums) = sums_of(&superblock.fields.uuid) else { return [Match::Possible; 2] };
+    let of = |disk: &dyn Disk, recorded| {
+        disk.limits().identity.compare(|words| sum_of(words) == recorded)
+    };
+    [of(&*devices.cache, sums[0]), of(&*devices.origin, sums[1])]
 }
 
 /// An error if the metadata belongs to other devices. `remedy`: the option that accepts it
 /// nevertheless.
 pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result<()> {
-    let Some([cache, origin]) = sums_of(&superblock.fields.uuid) else { return Ok(()) };
-    let named = |disk: &dyn Disk| {
-        let limits = disk.limits();
-        format!("{} ({})", limits.name, limits.identity)
-    };
-    let mut others = Vec::new();
-    if cache != sum(&*devices.cache) {
-        others.push(format!("another cache device than {}", named(&*devices.cache)));
+    let [cache, origin] = compare(devices, superblock);
+    let disks = [(&devices.cache, "cache device", cache), (&devices.origin, "origin", origin)];
+    for (disk, role, identity) in disks {
+        let recorded = Recorded { identity, stamp: None, bytes: 0 };
+        let refused = Refused {
+            cache: &devices.metadata.limits().name,
+            disk: disk.limits(),
+            role,
+            known: "",
+            known_bytes: None,
+            dirty: "",
+            remedy,
+        };
+        if let Some(what) = Same::of(disk, &recorded).refusal(&refused) {
+            return Err(Error::new(Kind::Refused, what));
+        }
     }
-    if origin != sum(&*devices.origin) {
-        others.push(format!("another origin than {}", named(&*devices.origin)));
-    }
-    if others.is_empty() {
-        return Ok(());
-    }
-    let what = format!(
-        "{} belongs to {}; if it is the same data in a new place, {remedy}",
-        devices.metadata.limits().name,
-        others.join(" and ")
-    );
-    Err(Error::new(Kind::Refused, what))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::binding::Devices;
 use super::metadata::bits::Bits;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, OriginNote};
 use super::metadata::{Change, Contents, Loaded, Next, Writer};
-use super::origin::{Found, drop_clean, note_of};
+use super::origin::{self, drop_clean, note_of};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
@@ -64,7 +64,7 @@ impl Drain {
     /// changed since its cache ended; `remedy`: the option that would continue then; `None`:
     /// continue.
     pub fn new(devices: Devices, loaded: Loaded, remedy: Option<&str>) -> Result<Drain> {
-        let found = Found::of(&devices, &loaded.superblock);
+        let same = origin::same(&devices, &loaded.superblock);
         devices.cache.expect_data(0);
         let writer = Writer::new(&loaded)?;
         let superblock = loaded.superblock;
@@ -79,10 +79,10 @@ impl Drain {
         let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
         let mut contents = loaded.contents.opened(&superblock);
         if let Some(remedy) = remedy {
-            found.check(&devices, &superblock, &contents, remedy)?;
+            origin::check(same, &devices, &superblock, &contents, remedy)?;
         }
         // Clean blocks that are copies of another state of the origin must not outlive this.
-        let has_dropped = !found.is_same_origin() && drop_clean(&mut contents);
+        let has_dropped = !same.has_its_data() && drop_clean(&mut contents);
         let dirty = contents.dirty.iter();
         let mut left: Vec<(u64, u64)> =
             dirty.filter_map(|slot| Some((contents.block(slot)?, slot))).collect();
@@ -100,7 +100,7 @@ impl Drain {
             unreadable: Vec::new(),
             is_told: superblock.is_clean() && !has_dropped,
             note: superblock.note,
-            was_same: found.is_known_same(),
+            was_same: same.is_proven(),
         })
     }
 

@@ -75,7 +75,7 @@ impl Cache {
         check_superblock(&plan.args, &devices.metadata, &loaded.superblock)?;
         let mut writer = Writer::new(&loaded).map_err(|error| error.at(NO_METADATA))?;
         let mut superblock = loaded.superblock;
-        let found = origin::Found::of(&devices, &superblock);
+        let same = origin::same(&devices, &superblock);
         let is_marked = bind(&plan.args, &devices, &mut superblock, loaded.contents.mapped())?;
         let was_untrusted = superblock.is_untrusted;
         let was_clean = superblock.is_clean() && !was_untrusted;
@@ -92,10 +92,11 @@ impl Cache {
         let is_as_before = forget_holes(&plan, &mut contents, &*devices.cache) && fits;
         if !plan.args.rebinds {
             let remedy = "add `rebind true` to the table";
-            found.check(&devices, &superblock, &contents, remedy)?;
+            origin::check(same, &devices, &superblock, &contents, remedy)?;
         }
-        let has_dropped = !found.is_same_origin() && origin::drop_clean(&mut contents);
-        let notes = has_dropped.then(|| found.dropped(&devices)).into_iter().collect();
+        let has_dropped = !same.has_its_data() && origin::drop_clean(&mut contents);
+        let notes =
+            has_dropped.then(|| same.dropped(&devices.origin.limits().name)).into_iter().collect();
         let dirty = contents.dirty.ones();
         let passes = plan.args.features.mode == Mode::Passthrough;
         if passes && dirty > 0 && !mutants::is(Mutant::PassedByDirty) {

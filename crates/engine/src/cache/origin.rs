@@ -12,66 +12,45 @@ use super::binding;
 use super::binding::Devices;
 use super::metadata::superblock::OriginNote;
 use super::metadata::{Change, Contents, Superblock};
-use crate::disk::{Disk, Stamp, Standing};
+use crate::disk::{Disk, Recorded, Refused, Same, Stamp};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 use crate::units::{SECTOR, human_bytes};
 
-/// An origin, compared with its note in the metadata.
-#[derive(Clone, Debug)]
-pub struct Found {
-    standing: Standing,
-    /// It is another one than the metadata is marked with.
-    is_moved: bool,
+/// The answer for the origin, by the note and the mark of the metadata.
+pub(super) fn same(devices: &Devices, superblock: &Superblock) -> Same {
+    let [_, identity] = binding::compare(devices, superblock);
+    let note = superblock.note;
+    let (stamp, bytes) = (note.map(|note| note.stamp), note.map_or(0, |note| note.bytes));
+    Same::of(&devices.origin, &Recorded { identity, stamp, bytes })
 }
 
-impl Found {
-    /// Compares the origin with the note and the mark of the metadata.
-    pub fn of(devices: &Devices, superblock: &Superblock) -> Found {
-        let is_moved = binding::is_of_other_origin(devices, superblock);
-        let note = superblock.note;
-        let (stamp, bytes) = (note.map(|note| note.stamp), note.map_or(0, |note| note.bytes));
-        let standing = Standing::of(&devices.origin, stamp, bytes, is_moved);
-        Found { standing, is_moved }
+/// An error if the origin was changed and some of `contents` is dirty. `remedy`: the option that
+/// writes it back nevertheless.
+pub(super) fn check(
+    same: Same,
+    devices: &Devices,
+    superblock: &Superblock,
+    contents: &Contents,
+    remedy: &str,
+) -> Result<()> {
+    let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
+    let dirty = contents.dirty.ones();
+    if dirty == 0 {
+        return Ok(());
     }
-
-    /// Whether clean blocks count: no change of the origin by another program is known. A copy of
-    /// the origin is trusted only if the note identifies it as a copy.
-    pub fn is_same_origin(&self) -> bool {
-        match self.standing {
-            Standing::Same => true,
-            Standing::Changed(_) => false,
-            Standing::Unknown => !self.is_moved,
-        }
-    }
-
-    /// Whether the note shows that the origin is unchanged.
-    pub fn is_known_same(&self) -> bool {
-        self.standing == Standing::Same
-    }
-
-    /// An error if the origin was changed and some of `contents` is dirty. `remedy`: the option
-    /// that writes it back nevertheless.
-    pub fn check(
-        &self,
-        devices: &Devices,
-        superblock: &Superblock,
-        contents: &Contents,
-        remedy: &str,
-    ) -> Result<()> {
-        let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
-        let dirty = contents.dirty.ones();
-        let text = human_bytes(dirty * block_bytes);
-        match self.standing.refusal(&devices.origin.limits().name, &text, remedy) {
-            Some(what) if dirty > 0 => Err(Error::new(Kind::Refused, format!("cache: {what}"))),
-            _ => Ok(()),
-        }
-    }
-
-    /// A note for the user about clean blocks that were dropped.
-    pub fn dropped(&self, devices: &Devices) -> String {
-        self.standing.dropped(&devices.origin.limits().name)
-    }
+    let dirty = human_bytes(dirty * block_bytes);
+    let refused = Refused {
+        cache: &devices.metadata.limits().name,
+        disk: devices.origin.limits(),
+        role: "origin",
+        known: "",
+        known_bytes: None,
+        dirty: &dirty,
+        remedy,
+    };
+    let refusal = same.refusal(&refused);
+    refusal.map_or(Ok(()), |what| Err(Error::new(Kind::Refused, format!("cache: {what}"))))
 }
 
 /// Drops the clean blocks of a cache whose origin has changed. Returns whether there were any.

@@ -17,8 +17,7 @@ use crate::units::{SECTOR, human_pair};
 use super::args::TableArgs;
 use super::binding::Devices;
 use super::metadata::{Superblock, load};
-use super::origin::Found;
-use super::{binding, open};
+use super::{binding, open, origin};
 
 /// The target.
 #[derive(Debug)]
@@ -39,10 +38,10 @@ pub struct View {
 impl View {
     /// Reads the metadata of the cache that `args` describe, of which clients see `len_bytes`.
     pub fn open(args: &TableArgs, words: String, len_bytes: u64, devices: Devices) -> Result<View> {
-        let origin = devices.origin.limits();
-        if len_bytes > origin.size_bytes {
-            let (len, size) = human_pair(len_bytes, origin.size_bytes);
-            let what = format!("the table is {len} long, but origin {} has {size}", origin.name);
+        let limits = devices.origin.limits();
+        if len_bytes > limits.size_bytes {
+            let (len, size) = human_pair(len_bytes, limits.size_bytes);
+            let what = format!("the table is {len} long, but origin {} has {size}", limits.name);
             return Err(Error::new(Kind::Invalid, format!("cache: {what}")));
         }
         devices.cache.expect_data(0);
@@ -57,8 +56,8 @@ impl View {
         let contents = loaded.contents.opened(&loaded.superblock);
         if !args.rebinds {
             let remedy = "add `rebind true` to the table";
-            let found = Found::of(&devices, &loaded.superblock);
-            found.check(&devices, &loaded.superblock, &contents, remedy)?;
+            let same = origin::same(&devices, &loaded.superblock);
+            origin::check(same, &devices, &loaded.superblock, &contents, remedy)?;
         }
         let block_bytes = u64::from(args.block_sectors) * SECTOR;
         let slot_of = |slot| Some((contents.block(slot)?, slot));

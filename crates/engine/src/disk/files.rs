@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Statx, StatxTimestamp};
 
 use super::errors::Errors;
+use super::facts::stat;
 use super::flushing::Flushing;
-use super::identity::stat;
 use super::lazy::Lazy;
 use super::whole::Whole;
 use super::{DiskIo, Evidence};
@@ -46,6 +46,8 @@ pub(super) struct Files {
     pub whole: Arc<Whole>,
     /// Its length and times when it was opened.
     pub opened: Statx,
+    /// Whether a change of its content changes its times, and nothing else does.
+    pub times_tell: bool,
     /// Reads from this byte of the disk on return written data; `u64::MAX`: unknown.
     pub written_from: AtomicU64,
     /// The errors of the disk.
@@ -70,7 +72,7 @@ impl Files {
         // attach finds.
         let opened = self.opened.stx_size / SECTOR * SECTOR;
         let is_all = self.start == 0 && size_bytes == opened;
-        if self.is_block_device || !is_all {
+        if self.is_block_device || !is_all || !self.times_tell {
             return Evidence::Content;
         }
         let nanos = |time: &StatxTimestamp| {

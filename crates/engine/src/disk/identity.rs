@@ -1,52 +1,234 @@
 //! The identity of a device or file: it stays the same over restarts, and differs from all others.
 //!
-//! For block devices it is the identifier of the hardware or its driver (`wwid`, a serial number,
-//! the UUID of the device mapper or of a RAID, a loop device's file). For files it is the file
-//! system, the inode and the birth time, so a file that replaced another one has another identity.
+//! docs/identity.md lists the facts for each kind of disk. The rules:
+//!
+//! 1. A fact that is absent or zero never counts as a match: it is not part of an identity.
+//! 2. A number that the kernel draws anew for each mount or boot is not part of an identity, if
+//!    there is a better fact: the device's number, the number of a loop device, the inodes of FUSE.
+//! 3. A disk that is a part of another disk has the identity of the other one, with the place of the
+//!    part. So a loop device has the identity of its file.
+//! 4. If the facts do not tell a disk from all others, its place stands in: the mount and the path
+//!    of a file, the kernel's name of a block device. Then the identity has a doubt.
+//! 5. A cache may have been marked by an earlier udm, with another spelling of the identity. The
+//!    spelling counts; if it was too coarse, it counts as "cannot tell".
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-
-use rustix::fs::{Statx, StatxFlags};
+use super::facts::{Backing, DiskFacts, Facts, FileFacts};
+use super::ioctls::Uuid;
 
 /// An identity has at most this many bytes.
 const IDENTITY_BYTES_MAX: usize = 200;
 
-/// The kernel's information about an open file.
-pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
-    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
+/// Serial numbers that makers put into many of their devices, in lower case, letters and digits
+/// only. A text of one repeated character counts as such a number, too.
+const SERIALS_OF_MANY: [&str; 12] = [
+    "none",
+    "na",
+    "unknown",
+    "default",
+    "defaultstring",
+    "notspecified",
+    "tobefilledbyoem",
+    "0123456789",
+    "0123456789abcde",
+    "0123456789abcdef",
+    "123456789abc",
+    "123456789012",
+];
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    words: String,
+    former: Option<Former>,
+    doubt: Option<String>,
 }
 
-/// STATX_DIOALIGN.
-pub(super) const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+/// The identity as an earlier udm spelled it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Former {
+    words: String,
+    /// Whether no other disk had the same.
+    is_exact: bool,
+}
 
-/// The identity of an open file or block device. `size_bytes`: the size of the whole. `start`: the
-/// start of the used part.
-pub(super) fn of(
-    file: &OwnedFd,
-    stat: &Statx,
-    is_block_device: bool,
-    size_bytes: u64,
-    start: u64,
-) -> String {
-    let identity = if is_block_device {
-        of_block_device(stat, size_bytes)
-    } else {
-        let file_system = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
-        let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
-            0 => String::new(),
-            _ => format!(" born {}.{:09}", stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
-        };
-        format!("file on {file_system:016x} inode {}{born}", stat.stx_ino)
+/// The result of comparing an identity with a recorded one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Match {
+    /// It is the same disk.
+    Exact,
+    /// It agrees with everything that is recorded, as other disks may.
+    Possible,
+    /// It is another disk.
+    Other,
+}
+
+impl Identity {
+    /// The identity in words, of at most 200 bytes: these are recorded.
+    pub fn words(&self) -> &str {
+        &self.words
+    }
+
+    /// The reason why another disk may have the same identity, if there is one.
+    pub fn doubt(&self) -> Option<&str> {
+        self.doubt.as_deref()
+    }
+
+    /// Compares it with a recorded identity. `is_recorded` tells whether these words are recorded.
+    pub fn compare(&self, is_recorded: impl Fn(&str) -> bool) -> Match {
+        let former = self.former.as_ref().filter(|former| is_recorded(&former.words));
+        match former {
+            _ if is_recorded(&self.words) && self.doubt.is_none() => Match::Exact,
+            _ if is_recorded(&self.words) => Match::Possible,
+            Some(former) if former.is_exact => Match::Exact,
+            Some(_) => Match::Possible,
+            None => Match::Other,
+        }
+    }
+
+    /// The identity of the part of this disk that begins at byte `start`.
+    fn from(self, start: u64) -> Identity {
+        let part = if start > 0 { format!(" from byte {start}") } else { String::new() };
+        let former =
+            self.former.map(|former| Former { words: shortened(former.words + &part), ..former });
+        Identity { words: shortened(self.words + &part), former, ..self }
+    }
+}
+
+impl From<&str> for Identity {
+    fn from(words: &str) -> Identity {
+        Identity { words: words.into(), ..Identity::default() }
+    }
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+/// The identity of a disk with these facts. `size_bytes`: the size of the whole. `start`: the start
+/// of the used part.
+pub(super) fn of(facts: &Facts, size_bytes: u64, start: u64) -> Identity {
+    let (words, doubt) = words_of(facts);
+    let former = former_of(facts, size_bytes);
+    let former = (former.words != words).then_some(former);
+    Identity { words, former, doubt }.from(start)
+}
+
+/// The words, and the doubt about them if there is one.
+fn words_of(facts: &Facts) -> (String, Option<String>) {
+    match facts {
+        Facts::File(file) => words_of_file(file),
+        Facts::Disk(disk) => words_of_disk(disk),
+        Facts::Partition(disk, _, start, len) => {
+            let (words, doubt) = words_of_disk(disk);
+            (format!("{words} partition from byte {start} of {len} bytes"), doubt)
+        }
+    }
+}
+
+fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
+    let file_system = match (is_there(file.uuid), is_of_uuid(file.fsid)) {
+        (true, _) => Some(uuid_text(file.uuid)),
+        (false, true) => Some(format!("{:016x}", file.fsid)),
+        (false, false) => None,
     };
-    let part = if start > 0 { format!(" from byte {start}") } else { String::new() };
-    shortened(identity + &part)
+    let subvolume = match file.subvolume {
+        0 => String::new(),
+        number => format!(" subvolume {number:016x}"),
+    };
+    let on = file_system.as_ref().map(|words| format!(" on {words}{subvolume}"));
+    let has_inode = file.inodes_last && file.inode != 0;
+    let inode = if has_inode { format!(" inode {}", file.inode) } else { String::new() };
+    let age = match (is_born(file), file.generation) {
+        (true, _) => format!(" born {}.{:09}", file.born.0, file.born.1),
+        (false, 0) => String::new(),
+        (false, generation) => format!(" generation {generation}"),
+    };
+    // Two files of one inode and one moment of birth, to the nanosecond, are copies of a whole file
+    // system, and these have the same UUID.
+    let is_known = has_inode && (is_born(file) || on.is_some() && !age.is_empty());
+    if is_known {
+        return (format!("file{}{inode}{age}", on.unwrap_or_default()), None);
+    }
+    let FileFacts { mount, path, .. } = file;
+    let on = on.unwrap_or_else(|| format!(" on {mount}"));
+    let doubt = format!(
+        "udm knows this file only by its place ({path} on {mount}), because its file system reports \
+         no lasting inode number or time of birth: another file of this size at that place would \
+         count as the same file"
+    );
+    (format!("file {path}{on}{inode}{age}"), Some(doubt))
 }
 
-fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
-    // A loop device's file may be attached again, in part or whole. The other identifiers identify
-    // the device itself, which may grow.
+fn words_of_disk(disk: &DiskFacts) -> (String, Option<String>) {
+    if let Some(backing) = &disk.backing {
+        return words_of_loop(backing, disk.bytes);
+    }
+    // These are drawn for one array, mapping or region, which may grow.
+    for (name, word) in [("dm/uuid", "dm"), ("md/uuid", "md"), ("device/uuid", "region")] {
+        if let Some(text) = attribute(disk, name).filter(|text| is_telling(text)) {
+            return (format!("{word} {text}"), None);
+        }
+    }
+    let bytes = disk.bytes;
+    if let Some(text) = attribute(disk, "dm/name") {
+        return (format!("dm name {text} of {bytes} bytes"), None);
+    }
+    // The number is that of the bridge for some disks on USB: size and model tell more.
+    let model = attribute(disk, "device/model").map(|model| format!(" model {model}"));
+    let model = model.unwrap_or_default();
+    let numbers = [
+        ("wwid", "wwid"),
+        ("device/wwid", "wwid"),
+        ("serial", "serial"),
+        ("device/serial", "serial"),
+        ("backend", "nbd"),
+    ];
+    for (name, word) in numbers {
+        if let Some(text) = attribute(disk, name).filter(|text| is_telling(text)) {
+            return (format!("{word} {text}{model} of {bytes} bytes"), None);
+        }
+    }
+    let name = &disk.name;
+    let doubt = format!(
+        "udm knows this device only by the kernel's name ({name}) and its size, because it reports \
+         no serial number: another device of this name and size would count as the same device"
+    );
+    (format!("block device {name} of {bytes} bytes"), Some(doubt))
+}
+
+fn words_of_loop(backing: &Backing, bytes: u64) -> (String, Option<String>) {
+    let (file, doubt) = match &backing.found {
+        Some(found) => words_of(found),
+        None => {
+            let doubt = format!(
+                "udm knows this loop device only by the name of its file ({}) and its size, \
+                 because the file is not at that path: another device of this name and size would \
+                 count as the same device",
+                backing.place
+            );
+            (format!("file {}", backing.place), Some(doubt))
+        }
+    };
+    // A limit to the size shows in the size.
+    (format!("loop on {file} from byte {} of {bytes} bytes", backing.start), doubt)
+}
+
+/// The identity as udm spelled it first.
+fn former_of(facts: &Facts, size_bytes: u64) -> Former {
+    let (disk, partition) = match facts {
+        Facts::File(file) => {
+            let age = match is_born(file) {
+                true => format!(" born {}.{:09}", file.born.0, file.born.1),
+                false => String::new(),
+            };
+            let words = format!("file on {:016x} inode {}{age}", file.fsid, file.inode);
+            return Former { words, is_exact: is_born(file) && file.inodes_last };
+        }
+        Facts::Disk(disk) => (disk, None),
+        Facts::Partition(disk, nth, ..) => (disk, Some(nth)),
+    };
     let words = [
         ("dm/uuid", "dm", false),
         ("dm/name", "dm name", false),
@@ -58,50 +240,55 @@ fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
         ("device/serial", "serial", false),
         ("backend", "nbd", true),
     ];
-    let found = words.iter().find_map(|(file, word, has_size)| {
-        Some((format!("{word} {}", sysfs(number(stat), file)?), *has_size))
+    let found = words.iter().find_map(|(name, word, has_size)| {
+        Some((*word, format!("{word} {}", attribute(disk, name)?), *has_size))
     });
-    // Without any identity, name and size are the best available identity.
-    let (found, has_size) =
-        found.unwrap_or_else(|| (format!("block device {}", kernel_word(stat)), true));
-    let partition = match sysfs(number(stat), "partition") {
-        Some(number) => format!(" partition {number}"),
-        None => String::new(),
+    let name = || {
+        let gap = if disk.name.ends_with(|last: char| last.is_ascii_digit()) { "p" } else { "" };
+        partition.map_or_else(|| disk.name.clone(), |nth| format!("{}{gap}{nth}", disk.name))
     };
+    let found = found.unwrap_or_else(|| ("block device", format!("block device {}", name()), true));
+    let (word, found, has_size) = found;
+    let partition = partition.map(|nth| format!(" partition {nth}")).unwrap_or_default();
     let size = if has_size { format!(" of {size_bytes} bytes") } else { String::new() };
-    format!("{found}{partition}{size}")
+    let is_exact = matches!(word, "dm" | "md") && partition.is_empty();
+    Former { words: format!("{found}{partition}{size}"), is_exact }
 }
 
-/// The kernel's own name of a block device: `vda`, `loop0`.
-fn kernel_word(stat: &Statx) -> String {
-    let link = std::fs::canonicalize(folder(number(stat))).ok();
-    let name = link.as_ref().and_then(|path| path.file_name());
-    name.map_or_else(|| "without a name".into(), |name| name.to_string_lossy().into_owned())
+fn attribute<'a>(disk: &'a DiskFacts, name: &str) -> Option<&'a str> {
+    let mut all = disk.attributes.iter();
+    all.find(|(known, _)| *known == name).map(|(_, text)| text.as_str())
 }
 
-/// The number of a block device, major and minor.
-pub(super) fn number(stat: &Statx) -> (u32, u32) {
-    (stat.stx_rdev_major, stat.stx_rdev_minor)
+fn is_there(uuid: Uuid) -> bool {
+    uuid != Uuid::default()
 }
 
-fn folder((major, minor): (u32, u32)) -> PathBuf {
-    format!("/sys/dev/block/{major}:{minor}").into()
+fn is_born(file: &FileFacts) -> bool {
+    file.born != (0, 0)
 }
 
-/// The content of `file` in sysfs for a block device, or for the disk that it is a partition of.
-/// Empty content counts as none.
-pub(super) fn sysfs(device: (u32, u32), file: &str) -> Option<String> {
-    let own = folder(device);
-    // The kernel resolves the link: the parent folder of a partition's folder is its disk's folder.
-    let places = match own.join("partition").exists() {
-        true => vec![own.join(file), own.join("..").join(file)],
-        false => vec![own.join(file)],
-    };
-    places.iter().find_map(|place| {
-        let text = std::fs::read(place).ok()?;
-        let text = String::from_utf8_lossy(&text).trim().replace(char::is_control, " ");
-        (!text.is_empty()).then_some(text)
-    })
+/// Whether an `f_fsid` is made of a UUID. One that is made of a device's number has that in its
+/// first half, and zeroes in the other.
+fn is_of_uuid(fsid: u64) -> bool {
+    fsid >> 32 != 0 && fsid & 0xFFFF_FFFF != 0
+}
+
+/// Whether a serial number tells one device from others.
+fn is_telling(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    let prefixes = ["naa.", "eui.", "uuid.", "0x"];
+    let number = prefixes.iter().find_map(|prefix| lower.strip_prefix(prefix)).unwrap_or(&lower);
+    let plain: String = number.chars().filter(|c| c.is_alphanumeric()).collect();
+    let first = plain.chars().next();
+    let is_one_repeated = plain.chars().all(|c| Some(c) == first);
+    !is_one_repeated && !SERIALS_OF_MANY.contains(&plain.as_str())
+}
+
+fn uuid_text(uuid: Uuid) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    parts.join("-")
 }
 
 /// Long names keep their beginning, and a checksum of everything.
@@ -118,14 +305,4 @@ fn shortened(identity: String) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_identities_stay_distinct() {
-        let long = |end: &str| shortened(format!("{}{end}", "\u{e9}".repeat(300)));
-        assert_ne!(long("a"), long("b"));
-        assert!(long("a").len() <= IDENTITY_BYTES_MAX);
-        assert_eq!(shortened("short".into()), "short");
-    }
-}
+mod tests;

@@ -30,6 +30,7 @@ use crate::units::SECTOR;
 
 mod claims;
 mod errors;
+mod facts;
 mod fault;
 mod file;
 mod files;
@@ -37,6 +38,7 @@ mod flushes;
 mod flushing;
 mod holes;
 mod identity;
+mod ioctls;
 mod lazy;
 mod open;
 mod pacer;
@@ -44,6 +46,7 @@ mod pagecache;
 mod pending_errors;
 mod ram;
 mod recent;
+mod same;
 mod sim;
 mod stamp;
 #[cfg(test)]
@@ -55,13 +58,15 @@ pub use claims::{Claims, TableClaims};
 pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;
+pub use identity::{Identity, Match};
 pub use lazy::{Budget, Pacing, ReadMode, WINDOW_BYTES as LAZY_WINDOW_BYTES};
 pub(crate) use open::window_of;
-pub use open::{FileOptions, IoMode, OpenMode, end_of};
+pub use open::{FileOptions, IoMode, OpenMode, doubt_of, end_of};
 pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
+pub use same::{Recorded, Refused, Same};
 pub use sim::SimDisk;
-pub use stamp::{Evidence, Stamp, Standing};
+pub use stamp::{Evidence, Stamp};
 pub use whole::Absence;
 
 /// The state of a range of a disk or a mapped device, found without reading the range.
@@ -103,9 +108,9 @@ pub struct DiskLimits {
     pub has_discard: bool,
     /// The units in which the disk works best.
     pub topology: Topology,
-    /// Stays the same for this device over restarts and differs from all other devices; see
-    /// `pcache`'s label. Human-readable, at most 200 bytes.
-    pub identity: String,
+    /// Stays the same for this device over restarts and differs from all other devices, as far as
+    /// its doubt does not say otherwise.
+    pub identity: Identity,
     /// `major:minor` for device nodes, as the kernel would print it in a table; then the mode of
     /// I/O if one was asked for.
     pub kernel_name: String,

@@ -10,9 +10,10 @@ use rustix::io::ReadWriteFlags;
 
 use super::claims::Claims;
 use super::errors::Errors;
+use super::facts::{self, DIO_ALIGN, stat};
 use super::files::Files;
 use super::flushing::Flushing;
-use super::identity::{self, DIO_ALIGN, stat};
+use super::identity;
 use super::lazy::{Budget, Lazy, ReadMode};
 use super::pacer;
 use super::way::DONTCACHE;
@@ -169,13 +170,15 @@ pub(super) fn open(
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
         topology: topology(&stat, is_block_device).from(part.start),
-        identity: identity::of(&file, &stat, is_block_device, device_bytes, part.start),
+        identity: identity::of(&facts::of(&file, &stat), device_bytes, part.start),
         kernel_name: kernel_name(&stat, is_block_device, device) + &suffix(options),
         name,
     };
     let files = Files {
         whole,
         opened: stat,
+        // Where nothing tells the file from another, its times may be those of the mount.
+        times_tell: limits.identity.doubt().is_none(),
         written_from: AtomicU64::new(u64::MAX),
         start: part.start,
         errors: Errors::default(),
@@ -307,6 +310,14 @@ pub fn end_of(path: &Path) -> Result<u64> {
     Ok(end_and_block(&file, &stat, is_block_device).map_err(fail)?.0)
 }
 
+/// The reason why another disk may count as the file or block device at `path`, if there is one.
+pub fn doubt_of(path: &Path) -> Option<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let facts = facts::of(&file, &stat(&file).ok()?);
+    identity::of(&facts, 0, 0).doubt().map(str::to_owned)
+}
+
 /// The text after a device's name in a table that asks for `options`.
 fn suffix(options: &FileOptions) -> String {
     let read = if options.reads == ReadMode::Buffered { ",read=buffered" } else { "" };
@@ -340,11 +351,11 @@ fn atomic_bytes(
             ((stat.stx_dev_major, stat.stx_dev_minor), block)
         }
     };
-    if identity::sysfs(device, "loop/backing_file").is_some() {
+    if facts::sysfs(device, "loop/backing_file").is_some() {
         // I/O goes through a page cache, or through a file whose blocks can be at any address.
         return 0;
     }
-    let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
+    let number = |file: &str| facts::sysfs(device, file)?.parse::<u32>().ok();
     let physical = number("queue/physical_block_size").filter(|size| size.is_power_of_two());
     match (physical, number("alignment_offset")) {
         (Some(physical), Some(0))
@@ -363,7 +374,7 @@ fn topology(stat: &Statx, is_block_device: bool) -> Topology {
         let discard_bytes = Topology::unit(stat.stx_blksize.into());
         return Topology { discard_bytes, ..Topology::default() };
     }
-    let number = |file: &str| identity::sysfs(identity::number(stat), file)?.parse::<u64>().ok();
+    let number = |file: &str| facts::sysfs(facts::number(stat), file)?.parse::<u64>().ok();
     let unit = |file: &str| number(file).map_or(0, Topology::unit);
     let (is_aligned, are_discards_aligned) =
         (number("alignment_offset") == Some(0), number("discard_alignment") == Some(0));
@@ -378,7 +389,7 @@ fn topology(stat: &Statx, is_block_device: bool) -> Topology {
 
 /// A block device may let itself be opened for writing, and then refuse writes.
 fn is_locked_for_writes(stat: &Statx) -> bool {
-    identity::sysfs(identity::number(stat), "ro").is_some_and(|flag| flag == "1")
+    facts::sysfs(facts::number(stat), "ro").is_some_and(|flag| flag == "1")
 }
 
 fn read_only(name: &str, what: &str) -> Error {
@@ -524,7 +535,7 @@ fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
 /// Whether a discard would do something.
 fn has_discard(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> bool {
     if is_block_device {
-        let most = identity::sysfs(identity::number(stat), "queue/discard_max_bytes");
+        let most = facts::sysfs(facts::number(stat), "queue/discard_max_bytes");
         return most.is_some_and(|bytes| bytes != "0");
     }
     // Punching a hole beyond the file's end changes only its times; if that works, holes work.

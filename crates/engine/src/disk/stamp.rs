@@ -8,7 +8,8 @@
 //! 1. The stamp of a whole file consists of its length, its mtime and its ctime. A write changes
 //!    mtime and ctime. A program that sets the mtime back, as restores do, changes the ctime. A
 //!    rename also changes the ctime; it counts as a change, because the two look alike.
-//! 2. The stamp of a block device, or of a part of a file, consists of checksums of certain areas:
+//! 2. The stamp of a block device, of a part of a file, or of a file whose identity has a doubt,
+//!    consists of checksums of certain areas:
 //!    the first and the last MiB, the start of each partition, and samples. A mount changes the
 //!    superblock of its file system, which is in the first MiB (ext4, XFS, btrfs, LVM, ZFS) or
 //!    after each of the first MiBs (F2FS); partition tables and RAID superblocks are in the first
@@ -69,17 +70,6 @@ pub enum Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
-/// The result of an attach's comparison.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The origin is unchanged since the orderly end.
-    Same,
-    /// Another program changed the origin; the difference in a few words.
-    Changed(&'static str),
-    /// The cache lacks a stamp.
-    Unknown,
-}
-
 impl Stamp {
     /// The stamp of a disk at rest, whose first `bytes` count if its content does. The disk is
     /// flushed first. `None` if the disk offers no evidence.
@@ -88,7 +78,8 @@ impl Stamp {
         flushed.iter().all(|io| io.result.is_ok()).then(|| Stamp::of(disk, bytes, true))?
     }
 
-    fn of(disk: &Arc<dyn Disk>, bytes: u64, is_end: bool) -> Option<Stamp> {
+    /// The stamp of a disk's first `bytes`. `is_end`: of a disk at rest.
+    pub(super) fn of(disk: &Arc<dyn Disk>, bytes: u64, is_end: bool) -> Option<Stamp> {
         match disk.evidence(is_end) {
             Evidence::Nothing => None,
             Evidence::File { bytes, mtime, ctime } => {
@@ -128,9 +119,14 @@ impl Stamp {
         (bits & IS_THERE != 0).then_some(Stamp(bits))
     }
 
+    /// Whether both are made of the same kind of evidence.
+    pub(super) fn is_like(self, other: Stamp) -> bool {
+        (self.0 ^ other.0) & IS_OF_CONTENT == 0
+    }
+
     /// The difference between two stamps. `is_moved`: the newer stamp is of a copy, whose ctime is
     /// not comparable.
-    fn difference(self, now: Stamp, is_moved: bool) -> Option<&'static str> {
+    pub(super) fn difference(self, now: Stamp, is_moved: bool) -> Option<&'static str> {
         let is_of_content = self.0 & IS_OF_CONTENT != 0;
         let words = match is_of_content {
             false => [
@@ -145,46 +141,13 @@ impl Stamp {
                 "samples of its content have changed",
             ],
         };
-        if (self.0 ^ now.0) & IS_OF_CONTENT != 0 {
+        if !self.is_like(now) {
             return Some("it was a whole file and is now a device or a part, or the reverse");
         }
         let compared = if is_moved && !is_of_content { 2 } else { PARTS.len() };
         let part = |stamp: Stamp, (at, len): (u32, u32)| stamp.0 >> at & ((1 << len) - 1);
         let mut pairs = PARTS.iter().zip(words).take(compared);
         pairs.find(|(at, _)| part(self, **at) != part(now, **at)).map(|(_, words)| words)
-    }
-}
-
-impl Standing {
-    /// Compares a disk with its recorded stamp, which covered the first `bytes`. `is_moved`: the
-    /// disk has another identity than the recorded one.
-    pub fn of(disk: &Arc<dyn Disk>, noted: Option<Stamp>, bytes: u64, is_moved: bool) -> Standing {
-        let Some(noted) = noted else { return Standing::Unknown };
-        let Some(now) = Stamp::of(disk, bytes, false) else { return Standing::Unknown };
-        noted.difference(now, is_moved).map_or(Standing::Same, Standing::Changed)
-    }
-
-    /// An error text if the origin was changed. `dirty`: how much dirty data the cache has;
-    /// `remedy`: the arguments that write the data back nevertheless.
-    pub fn refusal(&self, origin: &str, dirty: &str, remedy: &str) -> Option<String> {
-        let Standing::Changed(why) = self else { return None };
-        Some(format!(
-            "{origin} was changed since its cache ended ({why}), and the cache holds {dirty} of \
-             dirty data of its older state: to overwrite the present data of {origin} with it, \
-             {remedy}"
-        ))
-    }
-
-    /// A note for the user about clean data that is dropped.
-    pub fn dropped(&self, origin: &str) -> String {
-        let why = match self {
-            Standing::Changed(why) => format!("was changed since its cache ended ({why})"),
-            _ => "is not the device that the cache belongs to".to_owned(),
-        };
-        format!(
-            "{origin} {why}: the clean data in the cache was dropped, and will be read from \
-            {origin}"
-        )
     }
 }
 

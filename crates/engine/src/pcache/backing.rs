@@ -11,19 +11,24 @@
 
 use zerocopy::IntoBytes;
 
-use crate::disk::{Disk, Standing};
+use crate::disk::{Disk, DiskLimits, Recorded, Refused, Same};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 use crate::units::human_bytes;
 
 use super::args::TableArgs;
-use super::attach::{Replayed, Structures};
+use super::attach::{Replayed, Structures, has_data_crc};
+use super::media::Media;
+
+/// The option that accepts another backing device, or a changed one.
+const REMEDY: &str = "add `rebind true` to the table";
 
 /// What an attach makes of its backing device.
 #[derive(Clone, Debug)]
 pub(super) struct Backing {
-    name: String,
-    standing: Standing,
+    limits: DiskLimits,
+    /// Whether it is the device, as the label says.
+    same: Same,
     /// Clean data in the log does not count.
     pub(super) drops_clean: bool,
 }
@@ -31,27 +36,65 @@ pub(super) struct Backing {
 impl Backing {
     /// Compares `disk` with the label of the cache.
     pub(super) fn of(disk: &Arc<dyn Disk>, found: &Structures) -> Backing {
-        let limits = disk.limits();
-        let name = limits.name.clone();
+        let limits = disk.limits().clone();
         let Some((label, _)) = &found.label else {
-            return Backing { name, standing: Standing::Unknown, drops_clean: false };
+            return Backing { limits, same: Same::CannotTell, drops_clean: false };
         };
-        let is_moved = !label.is_bound_to(&limits.identity, limits.size_bytes);
-        let stamp = label.stamp.filter(|_| label.info == *found.info.record.as_bytes());
-        let standing = Standing::of(disk, stamp, label.backing_bytes, is_moved);
-        let is_same = match standing {
-            Standing::Same => true,
-            Standing::Changed(_) => false,
-            Standing::Unknown => !is_moved,
+        let recorded = Recorded {
+            identity: label.compare(&limits),
+            stamp: label.stamp.filter(|_| label.info == *found.info.record.as_bytes()),
+            bytes: label.backing_bytes,
         };
-        Backing { name, standing, drops_clean: label.is_stale || !is_same }
+        let same = Same::of(disk, &recorded);
+        Backing { limits, same, drops_clean: label.is_stale || !same.has_its_data() }
+    }
+
+    /// Checks that table, cache and backing device belong together.
+    pub(super) fn check_binding(
+        &self,
+        media: &Media,
+        found: &Structures,
+        args: &TableArgs,
+    ) -> Result<()> {
+        let stored = has_data_crc(&found.info.record);
+        if args.has_data_crc != stored {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "pcache: {}: invalid option for data_crc: the cache was formatted with \
+                     data_crc {stored}, the table says {}",
+                    media.name(),
+                    args.has_data_crc
+                ),
+            ));
+        }
+        let Some((label, _)) = &found.label else { return Ok(()) };
+        if !matches!(self.same, Same::Another { .. }) {
+            return Ok(());
+        }
+        let refused = self.refused(media.name(), &label.identity, Some(label.backing_bytes), "");
+        self.refuse(args, &refused)
     }
 
     /// An error if the device was changed, and the cache has `dirty` bytes or less for it.
     pub(super) fn check(&self, args: &TableArgs, dirty: u64) -> Result<()> {
-        let remedy = "add `rebind true` to the table";
         let dirty = format!("up to {}", human_bytes(dirty));
-        match self.standing.refusal(&self.name, &dirty, remedy) {
+        self.refuse(args, &self.refused("the cache", "", None, &dirty))
+    }
+
+    fn refused<'a>(
+        &'a self,
+        cache: &'a str,
+        known: &'a str,
+        known_bytes: Option<u64>,
+        dirty: &'a str,
+    ) -> Refused<'a> {
+        let (disk, role) = (&self.limits, "backing device");
+        Refused { cache, disk, role, known, known_bytes, dirty, remedy: REMEDY }
+    }
+
+    fn refuse(&self, args: &TableArgs, refused: &Refused<'_>) -> Result<()> {
+        match self.same.refusal(refused) {
             Some(what) if !args.rebinds => {
                 Err(Error::new(Kind::Refused, format!("pcache: {what}")))
             }
@@ -74,11 +117,11 @@ impl Backing {
         let label = found.label.as_ref().map(|(label, _)| label);
         let has_more = label.is_some_and(|label| !label.bad.is_empty() || label.served.is_some());
         let dirty = replayed.counts.dirty_bytes;
-        let note = match self.standing {
-            Standing::Changed(_) => self.standing.dropped(&self.name),
+        let note = match self.same {
+            Same::Changed(_) => self.same.dropped(&self.limits.name),
             _ => format!(
                 "the clean data in the cache does not belong to {}, and is dropped",
-                self.name
+                self.limits.name
             ),
         };
         if dirty == 0 && !has_more {

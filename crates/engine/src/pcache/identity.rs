@@ -1,19 +1,17 @@
 //! The records that identify a cache on its medium while it is served: the label, cache_info, and
 //! values of the superblock.
 
-use crate::units::human_pair;
 use zerocopy::IntoBytes;
 
-use crate::disk::{DiskLimits, Stamp};
-use crate::error::{Error, Kind, Result, Status};
+use crate::disk::Stamp;
+use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pcache::slots::SlotState;
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 
-use super::args::TableArgs;
-use super::attach::{Structures, has_data_crc};
+use super::attach::Structures;
 use super::label::{BadRange, Label, Serving};
 use super::layout::{
     CACHE_INFO_AT, CacheInfo, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
@@ -139,41 +137,4 @@ impl Identity {
         self.flags.store(flags, Ordering::Relaxed);
         self.store_label(|label| label.info.copy_from_slice(record.as_bytes())).map_err(failed)
     }
-}
-
-/// Checks that table, cache and backing device belong together.
-pub(super) fn check_binding(
-    media: &Media,
-    found: &Structures,
-    args: &TableArgs,
-    limits: &DiskLimits,
-) -> Result<()> {
-    let stored = has_data_crc(&found.info.record);
-    if args.has_data_crc != stored {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "pcache: {}: invalid option for data_crc: the cache was formatted with data_crc \
-                 {stored}, the table says {}",
-                media.name(),
-                args.has_data_crc
-            ),
-        ));
-    }
-    let Some((label, _)) = &found.label else { return Ok(()) };
-    if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
-        let (known, found) = human_pair(label.backing_bytes, limits.size_bytes);
-        return Err(Error::new(
-            Kind::Refused,
-            format!(
-                "pcache: {} caches another backing device ({}, {known}), not {} ({}, {found}); if \
-                 it is the same data in a new place, add `rebind true` to the table",
-                media.name(),
-                label.identity,
-                limits.name,
-                limits.identity
-            ),
-        ));
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Inspecting a cache device without changing it.
 
 use crate::base::attaching::AttachProgress;
-use crate::disk::DiskLimits;
+use crate::disk::{DiskLimits, Match};
 use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::shm::{Served, SharedStore};
@@ -54,10 +54,10 @@ impl Report {
         self.raw_label.as_ref().and_then(|label| served(label, shared_store))
     }
 
-    /// Whether our label names the backing device that `limits` describes.
+    /// Whether our label names the backing device that `limits` describes, or may do so.
     pub fn is_bound_to(&self, limits: &DiskLimits) -> bool {
         let label = self.raw_label.as_ref();
-        label.is_some_and(|label| label.is_bound_to(&limits.identity, limits.size_bytes))
+        label.is_some_and(|label| label.compare(limits) != Match::Other)
     }
 }
 

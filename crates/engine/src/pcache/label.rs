@@ -21,7 +21,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::base::crc::pcache_crc;
-use crate::disk::Stamp;
+use crate::disk::{DiskLimits, Match, Stamp};
 use crate::error::{Error, Kind, Result, Status};
 use crate::pcache::slots::SlotState;
 
@@ -254,10 +254,13 @@ impl Label {
         .seal()
     }
 
-    /// Whether this label's backing device is the one described. It may have grown.
-    pub fn is_bound_to(&self, identity: &str, backing_bytes: u64) -> bool {
-        self.identity.as_bytes() == prefix(identity, IDENTITY_BYTES)
-            && self.backing_bytes <= backing_bytes
+    /// Compares this label's backing device with the one described, which may have grown.
+    pub fn compare(&self, backing: &DiskLimits) -> Match {
+        if self.backing_bytes > backing.size_bytes {
+            return Match::Other;
+        }
+        let is_recorded = |words: &str| self.identity.as_bytes() == prefix(words, IDENTITY_BYTES);
+        backing.identity.compare(is_recorded)
     }
 }
 

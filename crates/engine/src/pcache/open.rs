@@ -26,7 +26,7 @@ use super::backing::Backing;
 use super::counters::Counters;
 use super::format::{Content, content, format, is_blank};
 use super::gc::{Collector, Gc};
-use super::identity::{Identity, check_binding};
+use super::identity::Identity;
 use super::index::{FLAT_FROM, Index};
 use super::inspect;
 use super::keylog::KeyLog;
@@ -250,13 +250,13 @@ impl Opening<'_> {
         let media = Media { shared: Some(memory.words()), ..self.media.clone() };
         let mut found = attach::load_structures(&media)?;
         // A refused medium is not touched.
-        check_binding(&media, &found, args, limits)?;
+        let backing = Backing::of(&self.backing, &found);
+        backing.check_binding(&media, &found, args)?;
         let is_rewritten = openset::has_failed(&memory.words());
         if is_rewritten {
             media.rewrite()?;
             found = attach::load_structures(&media)?;
         }
-        let backing = Backing::of(&self.backing, &found);
         let reading = Reading {
             backing_bytes: limits.size_bytes,
             log_damage: args.log_damage,
@@ -397,7 +397,7 @@ fn name_attach(
     let mut label = Label {
         attach_id: options.attach_id,
         backing_bytes: limits.size_bytes,
-        identity: limits.identity.clone(),
+        identity: limits.identity.words().to_owned(),
         marks_from: marks_from.unwrap_or(replayed.dirty_tail),
         info: [0; 24],
         bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),

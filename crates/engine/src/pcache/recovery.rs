@@ -30,7 +30,6 @@ use super::attach::{
     load_structures, outline, survey,
 };
 use super::backing::Backing;
-use super::identity::check_binding;
 use super::index::Index;
 use super::key::check_key;
 use super::layout::{Geometry, KEY_CLEAN, Key, Position};
@@ -68,7 +67,8 @@ pub fn recover(
     let mut notes: Vec<String> = cut.iter().map(ToString::to_string).collect();
     media.shared = its_memory(&media, shared_store, args.accepts_loss, &mut notes)?;
     let found = load_structures(&media)?;
-    check_binding(&media, &found, args, limits)?;
+    let binding = Backing::of(backing, &found);
+    binding.check_binding(&media, &found, args)?;
     let mut out = Recovery::new(Arc::clone(&media.pmem));
     out.notes = notes;
     let mut recoverer = Recoverer { args, media: &media, found: &found, cut, limits, out };
@@ -76,7 +76,7 @@ pub fn recover(
     recoverer.memory(&log)?;
     let (dirty, lost) = (recoverer.out.dirty_bytes(), recoverer.out.lost_bytes());
     if dirty + lost > 0 {
-        Backing::of(backing, &found).check(args, dirty + lost)?;
+        binding.check(args, dirty + lost)?;
     }
     Ok(recoverer.out)
 }

@@ -62,9 +62,10 @@ fn check(media: &Media, shared_store: &SharedStore, limits: &DiskLimits) -> Resu
         return refuse(format!("it has {} of dirty data", human_bytes(report.dirty_bytes)));
     }
     match &report.label {
-        Some(label) if !report.is_bound_to(limits) => {
-            refuse(format!("it caches another device ({})", label.identity))
-        }
+        Some(label) if !report.is_bound_to(limits) => refuse(format!(
+            "it belongs to another backing device ({}) than {}",
+            label.identity, limits.name
+        )),
         Some(label) if !label.bad_ranges.is_empty() => {
             refuse("it has a record of damaged data, which the backing device does not have".into())
         }

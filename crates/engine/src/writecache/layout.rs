@@ -22,7 +22,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::base::crc::pcache_crc;
-use crate::disk::Stamp;
+use crate::disk::{Identity, Match, Stamp};
 use crate::error::{Error, Kind};
 use crate::mutants::{self, Mutant};
 use crate::recovery::CUT_ADVICE;
@@ -271,10 +271,12 @@ impl Label {
         self.origin_sectors.get() & ((1 << SECTORS_BITS) - 1)
     }
 
-    /// Whether it names this origin, which may have grown.
-    pub fn is_bound_to(&self, origin_identity: &str, origin_bytes: u64) -> bool {
-        self.origin.get() == identity_hash(origin_identity)
-            && self.origin_sectors() <= origin_bytes / SECTOR
+    /// Compares its origin with this one, which may have grown.
+    pub fn compare(&self, origin: &Identity, origin_bytes: u64) -> Match {
+        if self.origin_sectors() > origin_bytes / SECTOR {
+            return Match::Other;
+        }
+        origin.compare(|words| self.origin.get() == identity_hash(words))
     }
 }
 

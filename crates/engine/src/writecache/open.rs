@@ -7,7 +7,7 @@
 
 use crate::bio::Op;
 use crate::common::room::Room;
-use crate::disk::{Disk, DiskIo, DiskLimits, Standing};
+use crate::disk::{Disk, DiskIo, DiskLimits, Recorded, Refused, Same};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
@@ -163,7 +163,7 @@ impl Opening<'_> {
                 false => Err(rolled_back(medium, &what)),
             };
         }
-        let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
+        let label = Label::new(limits.identity.words(), limits.size_bytes, options.attach_id);
         let shared = memory.words();
         if superblock.label.has_stamp() {
             forget_stamp(medium, &geometry, &superblock.label)?;
@@ -271,20 +271,24 @@ pub(super) fn check_binding(
         return Ok(());
     }
     let bytes = label.origin_sectors().saturating_mul(SECTOR);
-    if label.is_bound_to(&limits.identity, limits.size_bytes) {
-        let stamp = label.stamp(superblock.seq_count.get());
-        let standing = Standing::of(origin, stamp, bytes, false);
-        let dirty = human_bytes(dirty.saturating_mul(args.block_bytes.into()));
-        let refusal = standing.refusal(&limits.name, &dirty, REMEDY);
-        return refusal.map_or(Ok(()), |what| Err(medium.error(Kind::Refused, what)));
-    }
-    let (known, found) = human_pair(bytes, limits.size_bytes);
-    let what = format_args!(
-        "it caches another origin (of {known}), not {} ({}, {found}), and holds {dirty} dirty \
-         blocks; if it is the same data in a new place, {REMEDY}",
-        limits.name, limits.identity
-    );
-    Err(medium.error(Kind::Refused, what))
+    let recorded = Recorded {
+        identity: label.compare(&limits.identity, limits.size_bytes),
+        stamp: label.stamp(superblock.seq_count.get()),
+        bytes,
+    };
+    let dirty = human_bytes(dirty.saturating_mul(args.block_bytes.into()));
+    let refused = Refused {
+        cache: medium.name(),
+        disk: limits,
+        role: "origin",
+        known: "",
+        known_bytes: Some(bytes),
+        dirty: &dirty,
+        remedy: REMEDY,
+    };
+    let refusal = Same::of(origin, &recorded).refusal(&refused);
+    let error = |what| Error::new(Kind::Refused, format!("writecache: {what}"));
+    refusal.map_or(Ok(()), |what| Err(error(what)))
 }
 
 fn free_slots(index: &Index) -> Pool {

@@ -7,7 +7,7 @@
 //! off, which the next `create` does again.
 
 use crate::base::attaching::AttachProgress;
-use crate::disk::DiskLimits;
+use crate::disk::{DiskLimits, Match};
 use crate::error::{Kind, Result};
 use crate::shm::SharedStore;
 use crate::units::SECTOR;
@@ -77,8 +77,8 @@ fn check(
     if !label.is_valid() {
         return refuse("its label does not name its origin");
     }
-    if !label.is_bound_to(&limits.identity, limits.size_bytes) {
-        return refuse("it caches another origin");
+    if label.compare(&limits.identity, limits.size_bytes) == Match::Other {
+        return refuse(&format!("it belongs to another origin than {}", limits.name));
     }
     Ok(geometry)
 }

@@ -43,7 +43,7 @@ fn dirty_blocks_of_another_origin_are_refused() {
         let mine = fixture.origin.clone();
         fixture.origin = Arc::new(SimDisk::new(4 * MIB, 512).named("another"));
         let (kind, text) = refusal(&mut fixture);
-        assert!(kind == Kind::Refused && text.contains("caches another origin"), "{text}");
+        assert!(kind == Kind::Refused && text.contains("belongs to another origin"), "{text}");
         fixture.origin = mine;
         fixture.open();
         fixture.drain();
@@ -70,7 +70,7 @@ fn writes_in_memory_alone_do_not_go_to_another_origin() {
         let mine = fixture.origin.clone();
         fixture.origin = Arc::new(SimDisk::new(4 * MIB, 512).named("another"));
         let (kind, text) = refusal(&mut fixture);
-        assert!(kind == Kind::Refused && text.contains("caches another origin"), "{text}");
+        assert!(kind == Kind::Refused && text.contains("belongs to another origin"), "{text}");
         fixture.origin = mine;
         fixture.open();
         assert_eq!(fixture.read(0, 4096), [1; 4096]);

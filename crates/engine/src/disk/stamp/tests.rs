@@ -2,7 +2,7 @@
 //! refused.
 
 use super::*;
-use crate::disk::{FileDisk, FileOptions, RamDisk};
+use crate::disk::{FileDisk, FileOptions, Match, RamDisk, Recorded, Same};
 
 const BYTES: u64 = 256 * MIB;
 
@@ -11,8 +11,12 @@ fn ram() -> (Arc<RamDisk>, Arc<dyn Disk>) {
     (ram.clone(), ram)
 }
 
-fn found(disk: &Arc<dyn Disk>, noted: Stamp) -> Standing {
-    Standing::of(disk, Some(noted), BYTES, false)
+fn found(disk: &Arc<dyn Disk>, noted: Stamp) -> Same {
+    ask(disk, Some(noted), BYTES, Match::Exact)
+}
+
+fn ask(disk: &Arc<dyn Disk>, stamp: Option<Stamp>, bytes: u64, identity: Match) -> Same {
+    Same::of(disk, &Recorded { identity, stamp, bytes })
 }
 
 #[test]
@@ -21,17 +25,17 @@ fn places_that_a_mount_changes_are_seen_in_content() {
     for at in superblocks {
         let (ram, disk) = ram();
         let noted = Stamp::at_end(&disk, BYTES).unwrap();
-        assert_eq!(found(&disk, noted), Standing::Same);
+        assert_eq!(found(&disk, noted), Same::Yes);
         ram.poke(at, &[1]);
-        assert!(matches!(found(&disk, noted), Standing::Changed(_)), "byte {at}");
+        assert!(matches!(found(&disk, noted), Same::Changed(_)), "byte {at}");
         ram.poke(at, &[0]);
-        assert_eq!(found(&disk, noted), Standing::Same);
+        assert_eq!(found(&disk, noted), Same::Yes);
     }
     // A restored image differs nearly everywhere.
     let (ram, disk) = ram();
     let noted = Stamp::at_end(&disk, BYTES).unwrap();
     (9..250).for_each(|nth| ram.poke(nth * MIB, &vec![7; MIB as usize]));
-    assert_eq!(found(&disk, noted), Standing::Changed("samples of its content have changed"));
+    assert_eq!(found(&disk, noted), Same::Changed("samples of its content have changed"));
 }
 
 #[test]
@@ -58,7 +62,7 @@ fn the_start_of_each_partition_is_seen() {
         table.iter().for_each(|(at, bytes)| ram.poke(*at as u64, bytes));
         let noted = Stamp::at_end(&disk, BYTES).unwrap();
         ram.poke(superblock, &[1]);
-        assert!(matches!(found(&disk, noted), Standing::Changed(_)), "byte {superblock}");
+        assert!(matches!(found(&disk, noted), Same::Changed(_)), "byte {superblock}");
     }
     // Hostile tables name places that no disk has.
     let (ram, disk) = ram();
@@ -77,9 +81,9 @@ fn a_device_that_has_grown_is_the_same_where_it_was() {
     let (ram, disk) = ram();
     let noted = Stamp::at_end(&disk, BYTES / 2).unwrap();
     ram.poke(BYTES / 2, &[1]);
-    assert_eq!(Standing::of(&disk, Some(noted), BYTES / 2, false), Standing::Same);
-    let unknown = Standing::of(&disk, None, BYTES / 2, false);
-    assert_eq!((unknown, Stamp::from_bits(0)), (Standing::Unknown, None));
+    assert_eq!(ask(&disk, Some(noted), BYTES / 2, Match::Exact), Same::Yes);
+    let unknown = ask(&disk, None, BYTES / 2, Match::Exact);
+    assert_eq!((unknown, Stamp::from_bits(0)), (Same::CannotTell, None));
     // A disk without evidence gets no stamp.
     let silent: Arc<dyn Disk> = Arc::new(RamDisk::new(BYTES, 512));
     assert_eq!(Stamp::at_end(&silent, BYTES), None);
@@ -94,18 +98,21 @@ fn any_change_of_a_file_is_seen_and_a_copy_keeps_its_mtime() {
         || -> Arc<dyn Disk> { Arc::new(FileDisk::open(&path, &FileOptions::default()).unwrap()) };
     let size = 8 << 20;
     let noted = Stamp::at_end(&open(), size).unwrap();
-    let standing = |noted, is_moved| Standing::of(&open(), Some(noted), size, is_moved);
-    assert_eq!(standing(noted, false), Standing::Same);
+    let standing = |noted, identity| ask(&open(), Some(noted), size, identity);
+    assert_eq!(standing(noted, Match::Exact), Same::Yes);
     // Written, and the mtime set back.
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     let mtime = file.metadata().unwrap().modified().unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"x", 4 << 20).unwrap();
-    assert!(matches!(standing(noted, false), Standing::Changed(why) if why.contains("mtime")));
+    assert!(matches!(standing(noted, Match::Exact), Same::Changed(why) if why.contains("mtime")));
     file.set_modified(mtime).unwrap();
-    assert!(matches!(standing(noted, false), Standing::Changed(why) if why.contains("ctime")));
+    assert!(matches!(standing(noted, Match::Exact), Same::Changed(why) if why.contains("ctime")));
     // A copy with its times has another ctime.
-    assert_eq!(standing(noted, true), Standing::Same);
+    let copy = standing(noted, Match::Other);
+    assert_eq!(copy, Same::Another { has_its_data: true });
     let noted = Stamp::at_end(&open(), size).unwrap();
     file.set_len(9 << 20).unwrap();
-    assert!(matches!(standing(noted, true), Standing::Changed(why) if why.contains("length")));
+    assert_eq!(standing(noted, Match::Other), Same::Another { has_its_data: false });
+    let grown = standing(noted, Match::Exact);
+    assert!(matches!(grown, Same::Changed(why) if why.contains("length")));
 }

@@ -1,0 +1,226 @@
+//! The facts that the kernel has about a file or a block device, by which `identity` knows it again.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Statx, StatxFlags};
+
+use super::ioctls::{self, Uuid};
+use crate::units::SECTOR;
+
+/// STATX_DIOALIGN.
+pub(super) const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+/// File systems with rules of their own, by `f_type`.
+const FUSE: u64 = 0x6573_5546;
+const FAT: u64 = 0x4D44;
+const EXFAT: u64 = 0x2011_BAB0;
+const BTRFS: u64 = 0x9123_683E;
+const XFS: u64 = 0x5846_5342;
+
+/// The longest chain of loop devices on loop devices that is followed.
+const LOOPS_MAX: u32 = 8;
+
+/// The facts about a file. A zero, or empty text, stands for a fact that the kernel does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FileFacts {
+    /// The UUID of its file system.
+    pub uuid: Uuid,
+    /// `f_fsid`, which may be made of the UUID or of the device's number.
+    pub fsid: u64,
+    /// Which of the file system's subvolumes, each of which numbers its inodes.
+    pub subvolume: u64,
+    /// The number of its inode.
+    pub inode: u64,
+    /// Whether another mount has the same numbers of inodes.
+    pub inodes_last: bool,
+    /// Seconds and nanoseconds.
+    pub born: (i64, u32),
+    /// The generation of its inode.
+    pub generation: u32,
+    /// The type and the source of its mount.
+    pub mount: String,
+    /// Its path.
+    pub path: String,
+}
+
+/// The facts about a block device that is no partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct DiskFacts {
+    /// Found attributes in sysfs: the path there, and the text.
+    pub attributes: Vec<(&'static str, String)>,
+    /// The kernel's own word for it.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// If it is a loop device.
+    pub backing: Option<Backing>,
+}
+
+/// What is behind a loop device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Backing {
+    /// The file or device, if the path of it leads there.
+    pub found: Option<Box<Facts>>,
+    /// The path, and the numbers by which the kernel knows the file.
+    pub place: String,
+    /// The first byte of the file that the loop device has.
+    pub start: u64,
+}
+
+/// All facts about a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Facts {
+    /// A file.
+    File(FileFacts),
+    /// A block device.
+    Disk(DiskFacts),
+    /// A partition of a block device: its number, first byte and length.
+    Partition(DiskFacts, u64, u64, u64),
+}
+
+/// The attributes of a block device in sysfs that may identify it.
+pub(super) const ATTRIBUTES: [&str; 11] = [
+    "dm/uuid",
+    "dm/name",
+    "loop/backing_file",
+    "md/uuid",
+    "wwid",
+    "device/wwid",
+    "serial",
+    "device/serial",
+    "backend",
+    "device/model",
+    "device/uuid",
+];
+
+/// The kernel's information about an open file.
+pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
+    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
+}
+
+/// The facts about an open file or block device.
+pub(super) fn of(file: &OwnedFd, stat: &Statx) -> Facts {
+    within(file, stat, LOOPS_MAX)
+}
+
+fn within(file: &OwnedFd, stat: &Statx, loops: u32) -> Facts {
+    if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::BlockDevice {
+        return Facts::File(of_file(file, stat));
+    }
+    let device = number(stat);
+    let own = |name: &str| text_of(folder(device).join(name));
+    let value = |name: &str| own(name).and_then(|text| text.parse::<u64>().ok());
+    let disk = of_disk(file, device, loops);
+    match (value("partition"), value("start"), value("size")) {
+        (Some(nth), Some(start), Some(len)) => {
+            let (start, len) = (start.saturating_mul(SECTOR), len.saturating_mul(SECTOR));
+            Facts::Partition(disk, nth, start, len)
+        }
+        _ => Facts::Disk(disk),
+    }
+}
+
+fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
+    let kind = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF);
+    let fsid = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
+    let uuid = ioctls::fs_uuid(file).filter(|uuid| *uuid != Uuid::default());
+    let uuid = uuid.or_else(|| (kind == XFS).then(|| ioctls::xfs_uuid(file)).flatten());
+    let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
+        0 => (0, 0),
+        _ => (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+    };
+    // A program that serves a FUSE mount would have to answer the request.
+    let generation = if kind == FUSE { None } else { ioctls::generation(file) };
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    FileFacts {
+        uuid: uuid.unwrap_or_default(),
+        fsid,
+        subvolume: if kind == BTRFS { fsid } else { 0 },
+        inode: stat.stx_ino,
+        inodes_last: ![FUSE, FAT, EXFAT].contains(&kind),
+        born,
+        generation: generation.unwrap_or_default(),
+        mount: mount_of(file).unwrap_or_default(),
+        path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+    }
+}
+
+/// The type and the source of the mount that an open file is on.
+fn mount_of(file: &OwnedFd) -> Option<String> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
+    let (_, end) = line.split_once(" - ")?;
+    let mut words = end.split(' ');
+    Some(format!("{} {}", words.next()?, words.next()?))
+}
+
+fn of_disk(file: &OwnedFd, device: (u32, u32), loops: u32) -> DiskFacts {
+    let attribute = |name| Some((name, sysfs(device, name)?));
+    let attributes: Vec<_> = ATTRIBUTES.into_iter().filter_map(attribute).collect();
+    let sectors = text_of(whole(device).join("size")).and_then(|text| text.parse::<u64>().ok());
+    let path = attributes.iter().find(|(name, _)| *name == "loop/backing_file");
+    DiskFacts {
+        name: kernel_word(&whole(device)),
+        bytes: sectors.unwrap_or(0).saturating_mul(SECTOR),
+        backing: path.map(|(_, path)| backing(file, device, path, loops)),
+        attributes,
+    }
+}
+
+/// The file behind a loop device, which is opened at `device`.
+fn backing(file: &OwnedFd, device: (u32, u32), path: &str, loops: u32) -> Backing {
+    let known = ioctls::loop_file(file);
+    let start = sysfs(device, "loop/offset").and_then(|text| text.parse().ok()).unwrap_or(0);
+    let place = match known {
+        Some(((major, minor), inode)) => format!("{path} (device {major}:{minor} inode {inode})"),
+        None => path.to_owned(),
+    };
+    let found = || {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let stat = stat(&file).ok()?;
+        let there = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+        let is_it = known == Some(there) && loops > 0;
+        is_it.then(|| Box::new(within(&file, &stat, loops - 1)))
+    };
+    Backing { found: found(), place, start }
+}
+
+/// The kernel's own name of a block device: `vda`, `loop0`.
+fn kernel_word(folder: &Path) -> String {
+    let link = std::fs::canonicalize(folder).ok();
+    let name = link.as_ref().and_then(|path| path.file_name());
+    name.map_or_else(|| "without a name".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The number of a block device, major and minor.
+pub(super) fn number(stat: &Statx) -> (u32, u32) {
+    (stat.stx_rdev_major, stat.stx_rdev_minor)
+}
+
+fn folder((major, minor): (u32, u32)) -> PathBuf {
+    format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+/// The folder of the disk that a device is, or is a partition of. The kernel resolves the link: the
+/// parent folder of a partition's folder is its disk's folder.
+fn whole(device: (u32, u32)) -> PathBuf {
+    let own = folder(device);
+    if own.join("partition").exists() { own.join("..") } else { own }
+}
+
+/// The content of `file` in sysfs for a block device, or for the disk that it is a partition of.
+/// Empty content counts as none.
+pub(super) fn sysfs(device: (u32, u32), file: &str) -> Option<String> {
+    text_of(folder(device).join(file)).or_else(|| text_of(whole(device).join(file)))
+}
+
+fn text_of(path: PathBuf) -> Option<String> {
+    let text = std::fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&text).trim().replace(char::is_control, " ");
+    (!text.is_empty()).then_some(text)
+}

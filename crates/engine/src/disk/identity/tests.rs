@@ -1,0 +1,275 @@
+//! Tests of the rules: a fact that is absent counts for nothing, a part is told from another part,
+//! and an earlier spelling counts where it was right.
+
+use super::*;
+
+const UUID: Uuid = *b"0123456789abcdef";
+const FSID: u64 = 0x1111_2222_3333_4444;
+
+/// A file on a file system that has all facts.
+fn file() -> FileFacts {
+    FileFacts {
+        uuid: UUID,
+        fsid: FSID,
+        subvolume: 0,
+        inode: 12,
+        inodes_last: true,
+        born: (1_700_000_000, 5),
+        generation: 7,
+        mount: "ext4 /dev/sda1".into(),
+        path: "/srv/o".into(),
+    }
+}
+
+fn disk(attributes: &[(&'static str, &str)]) -> DiskFacts {
+    let attributes = attributes.iter().map(|(name, text)| (*name, (*text).to_owned()));
+    let (name, bytes) = ("sda".into(), 1 << 30);
+    DiskFacts { attributes: attributes.collect(), name, bytes, backing: None }
+}
+
+fn loop_on(found: Option<Facts>, start: u64, bytes: u64) -> Facts {
+    let attributes = [("loop/backing_file", "/srv/img")];
+    let place = "/srv/img (device 8:1 inode 12)".into();
+    let backing = Some(Backing { found: found.map(Box::new), place, start });
+    Facts::Disk(DiskFacts { bytes, backing, name: "loop0".into(), ..disk(&attributes) })
+}
+
+fn known(facts: &Facts) -> Identity {
+    of(facts, 1 << 30, 0)
+}
+
+/// How `now` compares with what was recorded of `then`.
+fn compare(then: &Facts, now: &Facts) -> Match {
+    let recorded = known(then);
+    known(now).compare(|words| words == recorded.words())
+}
+
+/// How `now` compares with what an earlier udm recorded of `then`.
+fn compare_former(then: &Facts, now: &Facts) -> Match {
+    let recorded = former_of(then, 1 << 30).words;
+    known(now).compare(|words| words == recorded)
+}
+
+fn changed(change: impl Fn(&mut FileFacts)) -> Facts {
+    let mut file = file();
+    change(&mut file);
+    Facts::File(file)
+}
+
+#[test]
+fn each_fact_tells_one_file_from_another() {
+    let first = changed(|_| {});
+    assert_eq!(compare(&first, &first), Match::Exact);
+    let others: [fn(&mut FileFacts); 5] = [
+        |file| file.uuid[0] += 1,
+        |file| file.inode += 1,
+        |file| file.born.0 += 1,
+        |file| file.born.1 += 1,
+        |file| file.subvolume = 9,
+    ];
+    for other in others {
+        assert_eq!(compare(&first, &changed(other)), Match::Other);
+    }
+    // The place and the device's number do not count where there are better facts.
+    let same: [fn(&mut FileFacts); 4] = [
+        |file| file.path = "/mnt/o".into(),
+        |file| file.mount = "ext4 /dev/sdb1".into(),
+        |file| file.fsid = 0x0000_0701_0000_0000,
+        |file| file.generation = 8,
+    ];
+    for same in same {
+        assert_eq!(compare(&first, &changed(same)), Match::Exact);
+    }
+    assert_eq!(known(&first).doubt(), None);
+    let words = "file on 30313233-3435-3637-3839-616263646566 inode 12 born 1700000000.000000005";
+    assert_eq!(known(&first).words(), words);
+}
+
+#[test]
+fn the_generation_stands_for_the_birth() {
+    let unborn =
+        |generation| changed(move |file| (file.born, file.generation) = ((0, 0), generation));
+    assert_eq!(compare(&unborn(7), &unborn(7)), Match::Exact);
+    assert_eq!(compare(&unborn(7), &unborn(8)), Match::Other);
+    assert_eq!(known(&unborn(7)).doubt(), None);
+    assert!(known(&unborn(0)).doubt().is_some(), "another file may get this inode");
+}
+
+#[test]
+fn a_number_of_the_device_is_not_one_of_the_file_system() {
+    let numbered = |fsid| changed(move |file| (file.uuid, file.fsid) = (Uuid::default(), fsid));
+    // 7:0 and 7:1, as XFS has it.
+    let (first, second) = (numbered(0x0000_0700_0000_0000), numbered(0x0000_0701_0000_0000));
+    assert_eq!(compare(&first, &second), Match::Exact);
+    assert!(!known(&first).words().contains(" on "));
+    // A folded UUID counts.
+    assert_eq!(compare(&numbered(FSID), &numbered(FSID + 1)), Match::Other);
+}
+
+/// As on a FUSE mount.
+fn vague(mount: &str, path: &str) -> Facts {
+    Facts::File(FileFacts {
+        inode: 2,
+        mount: mount.into(),
+        path: path.into(),
+        ..FileFacts::default()
+    })
+}
+
+#[test]
+fn without_facts_the_place_stands_in() {
+    let first = vague("fuse nbdfuse", "/a/o");
+    assert_eq!(compare(&first, &first), Match::Possible, "it is the same place");
+    assert_eq!(compare(&first, &vague("fuse nbdfuse", "/b/o")), Match::Other);
+    assert_eq!(compare(&first, &vague("fuse other", "/a/o")), Match::Other);
+    let doubt = known(&first);
+    let doubt = doubt.doubt().unwrap();
+    assert!(doubt.contains("/a/o") && doubt.contains("fuse nbdfuse"), "{doubt}");
+    // Inodes that a mount draws do not count, and neither do zeroes.
+    let changes: [fn(&mut FileFacts); 2] = [|file| file.inode = 3, |file| file.inode = 0];
+    for change in changes {
+        let Facts::File(mut file) = first.clone() else { unreachable!() };
+        change(&mut file);
+        assert_eq!(compare(&first, &Facts::File(file)), Match::Possible);
+    }
+    // A birth that is there counts, and proves nothing alone.
+    let born = |at| changed(move |file| (file.inodes_last, file.born) = (false, (at, 0)));
+    assert_eq!(compare(&born(1), &born(2)), Match::Other);
+    assert_eq!(compare(&born(1), &born(1)), Match::Possible);
+    let zero_inode = changed(|file| file.inode = 0);
+    assert!(known(&zero_inode).doubt().is_some());
+}
+
+#[test]
+fn a_loop_device_is_a_part_of_its_file() {
+    let on =
+        |change: fn(&mut FileFacts), start, bytes| loop_on(Some(changed(change)), start, bytes);
+    let first = on(|_| {}, 0, 32 << 20);
+    assert_eq!(compare(&first, &first), Match::Exact);
+    assert_eq!(compare(&first, &on(|_| {}, 32 << 20, 32 << 20)), Match::Other, "another part");
+    assert_eq!(compare(&first, &on(|_| {}, 0, 16 << 20)), Match::Other, "another limit");
+    assert_eq!(compare(&first, &on(|file| file.inode = 13, 0, 32 << 20)), Match::Other);
+    assert_eq!(compare(&first, &on(|file| file.born.1 = 6, 0, 32 << 20)), Match::Other);
+    assert_eq!(
+        compare(&first, &on(|file| file.path = "/mnt/img".into(), 0, 32 << 20)),
+        Match::Exact
+    );
+    let lost = loop_on(None, 0, 32 << 20);
+    assert_eq!(compare(&first, &lost), Match::Other);
+    assert_eq!(compare(&lost, &lost), Match::Possible);
+    // The doubt about a file is one about the device.
+    let fuse = loop_on(Some(vague("fuse nbdfuse", "/a/o")), 0, 32 << 20);
+    assert!(known(&fuse).doubt().is_some_and(|doubt| doubt.contains("/a/o")));
+    // The file is not the device.
+    assert_eq!(compare(&changed(|_| {}), &first), Match::Other);
+}
+
+#[test]
+fn a_partition_is_a_part_of_its_disk() {
+    let serial = || disk(&[("wwid", "naa.500a075112345678")]);
+    let part = |disk, nth, start, len| Facts::Partition(disk, nth, start, len);
+    let first = part(serial(), 1, 1 << 20, 8 << 20);
+    assert_eq!(compare(&first, &part(serial(), 1, 1 << 20, 8 << 20)), Match::Exact);
+    assert_eq!(compare(&first, &part(serial(), 2, 1 << 20, 8 << 20)), Match::Exact, "renumbered");
+    assert_eq!(compare(&first, &part(serial(), 1, 2 << 20, 8 << 20)), Match::Other);
+    assert_eq!(compare(&first, &part(serial(), 1, 1 << 20, 9 << 20)), Match::Other);
+    let other = disk(&[("wwid", "naa.500a075112345679")]);
+    assert_eq!(compare(&first, &part(other, 1, 1 << 20, 8 << 20)), Match::Other);
+    assert_eq!(compare(&first, &Facts::Disk(serial())), Match::Other);
+    let nameless = part(disk(&[]), 1, 1 << 20, 8 << 20);
+    assert!(known(&nameless).doubt().is_some());
+}
+
+#[test]
+fn a_serial_number_counts_with_size_and_model() {
+    for name in ["wwid", "device/wwid", "serial", "device/serial", "backend"] {
+        let numbered = |text, model| Facts::Disk(disk(&[(name, text), ("device/model", model)]));
+        let first = numbered("S3Z9NB0K", "870 EVO");
+        assert_eq!(compare(&first, &first), Match::Exact, "{name}");
+        assert_eq!(compare(&first, &numbered("S3Z9NB0L", "870 EVO")), Match::Other, "{name}");
+        assert_eq!(compare(&first, &numbered("S3Z9NB0K", "860 EVO")), Match::Other, "{name}");
+        let Facts::Disk(mut longer) = first.clone() else { unreachable!() };
+        longer.bytes += 512;
+        assert_eq!(compare(&first, &Facts::Disk(longer)), Match::Other, "{name}");
+    }
+}
+
+#[test]
+fn a_serial_number_of_many_counts_for_nothing() {
+    for text in [
+        "0000000000",
+        "naa.0000000000000000",
+        "eui.ffffffffffffffff",
+        "0x00",
+        "None",
+        "0123456789ABCDEF",
+        "To be filled by O.E.M.",
+        "Not Specified",
+        "-",
+        "N/A",
+    ] {
+        let identity = known(&Facts::Disk(disk(&[("wwid", text)])));
+        assert_eq!(identity.words(), "block device sda of 1073741824 bytes", "{text}");
+        assert!(identity.doubt().is_some_and(|doubt| doubt.contains("sda")), "{text}");
+        // A telling one behind it counts.
+        let second = disk(&[("wwid", text), ("device/serial", "S3Z9NB0K")]);
+        assert!(known(&Facts::Disk(second)).words().starts_with("serial S3Z9NB0K"), "{text}");
+    }
+}
+
+#[test]
+fn the_uuid_of_an_array_comes_first_and_the_array_may_grow() {
+    for (name, words) in [("dm/uuid", "dm LVM-x1"), ("md/uuid", "md LVM-x1")] {
+        let mut grown = disk(&[(name, "LVM-x1"), ("dm/name", "vg-lv"), ("serial", "S3Z9")]);
+        grown.bytes *= 2;
+        let first = Facts::Disk(disk(&[(name, "LVM-x1")]));
+        assert_eq!(known(&first).words(), words);
+        assert_eq!(compare(&first, &Facts::Disk(grown)), Match::Exact);
+    }
+    let named = known(&Facts::Disk(disk(&[("dm/name", "vg-lv")])));
+    assert_eq!(named.words(), "dm name vg-lv of 1073741824 bytes");
+}
+
+#[test]
+fn a_part_begins_somewhere() {
+    let facts = changed(|_| {});
+    let at = |start| of(&facts, 1 << 30, start);
+    assert_ne!(at(0).words(), at(4096).words());
+    assert_ne!(at(4096).words(), at(8192).words());
+    let recorded = former_of(&facts, 1 << 30).words + " from byte 4096";
+    assert_eq!(at(4096).compare(|words| words == recorded), Match::Exact, "an earlier mark");
+    assert_eq!(at(8192).compare(|words| words == recorded), Match::Other);
+}
+
+#[test]
+fn earlier_marks_count_where_they_were_right() {
+    let file = changed(|_| {});
+    let words = "file on 1111222233334444 inode 12 born 1700000000.000000005";
+    assert_eq!(former_of(&file, 1 << 30).words, words);
+    assert_eq!(compare_former(&file, &file), Match::Exact);
+    assert_eq!(compare_former(&file, &changed(|file| file.inode = 13)), Match::Other);
+    assert_eq!(compare_former(&file, &changed(|file| file.fsid += 1)), Match::Other);
+    // Too coarse: these agree with other disks.
+    let fuse = vague("fuse nbdfuse", "/a/o");
+    assert_eq!(compare_former(&fuse, &vague("fuse nbdfuse", "/b/o")), Match::Possible);
+    let image = loop_on(Some(changed(|_| {})), 0, 32 << 20);
+    let other = loop_on(Some(changed(|file| file.inode = 13)), 0, 32 << 20);
+    assert_eq!(former_of(&image, 32 << 20).words, "loop on /srv/img of 33554432 bytes");
+    assert_eq!(compare_former(&image, &other), Match::Possible);
+    let bridge = Facts::Disk(disk(&[("device/wwid", "t10.USB 0123"), ("device/model", "X")]));
+    assert_eq!(former_of(&bridge, 1 << 30).words, "wwid t10.USB 0123");
+    assert_eq!(compare_former(&bridge, &bridge), Match::Possible);
+    let part = Facts::Partition(disk(&[]), 3, 1 << 20, 8 << 20);
+    assert_eq!(former_of(&part, 8 << 20).words, "block device sda3 partition 3 of 8388608 bytes");
+    // Exact, then as now.
+    let array = Facts::Disk(disk(&[("md/uuid", "a:b:c")]));
+    assert_eq!(compare_former(&array, &array), Match::Exact);
+}
+
+#[test]
+fn long_identities_stay_distinct() {
+    let long = |end: &str| shortened(format!("{}{end}", "\u{e9}".repeat(300)));
+    assert_ne!(long("a"), long("b"));
+    assert!(long("a").len() <= IDENTITY_BYTES_MAX);
+    assert_eq!(shortened("short".into()), "short");
+}
