@@ -171,7 +171,10 @@ pub fn load_table(
         let place = targets::find(&line.target.text)?.places(&[WordRole::Cache]).next()?;
         line.args.get(place).map(|word| word.text.clone())
     };
-    Ok(Loaded { cache: table.lines.iter().find_map(cache_word), table: table.to_string(), notes })
+    // The attach has used up what the user allowed for it.
+    let table = targets::without_consents(&table);
+    let cache = table.lines.iter().find_map(cache_word);
+    Ok(Loaded { cache, table: table.to_string(), notes })
 }
 
 fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {

@@ -39,8 +39,12 @@ pub struct Composed {
 }
 
 impl Composed {
-    /// The device was created: `fate` now reports the result for the fast device, not the plan.
+    /// The device was created: `fate` now reports the result for the fast device, not the plan, and
+    /// the attach has used up what the user allowed for it.
     pub fn is_done(&mut self, has_formatted: bool) {
+        if let Ok(table) = Table::parse(&self.table) {
+            self.table = targets::without_consents(&table).to_string();
+        }
         self.fate = std::mem::take(&mut self.done[usize::from(has_formatted)]);
     }
 
@@ -280,7 +284,7 @@ fn refuse_the_same(origin: &DeviceWord, fast: &DeviceWord) -> Result<()> {
 /// parts linear ones.
 fn kernel_lines(name: &str, table: &Table, kind: &TargetType, nature: Fast) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut table = table.clone();
+    let mut table = targets::without_consents(table);
     let roles =
         [(WordRole::Origin, "origin"), (WordRole::Metadata, "meta"), (WordRole::Cache, "fast")];
     let is_memory = nature == Fast::Memory

@@ -115,7 +115,8 @@ pub struct TableArgs {
     pub migration_threshold: u64,
     /// The metadata may belong to another cache device or origin.
     pub rebinds: bool,
-    /// The words from the block size on, as they were given.
+    /// The words from the block size on, as they were given, without those that hold for one attach
+    /// only.
     rest: Vec<String>,
 }
 
@@ -175,7 +176,7 @@ impl TableArgs {
             policy,
             migration_threshold: THRESHOLD_SECTORS,
             rebinds,
-            rest: words[3..].iter().map(Word::quoted).collect(),
+            rest: words[3..end].iter().map(Word::quoted).collect(),
         };
         args.take_settings(&words[..end], at + 2)?;
         Ok(args)
@@ -196,7 +197,8 @@ impl TableArgs {
         Ok(())
     }
 
-    /// The words from the block size on, as they were given.
+    /// The words from the block size on, as they were given, without those that hold for one attach
+    /// only.
     pub fn words(&self) -> String {
         self.rest.join(" ")
     }

@@ -27,6 +27,11 @@ pub struct CacheType {
     pub has_metadata_device: bool,
     /// Table arguments that accept the loss of a damaged part of the dirty data.
     pub words_to_accept_damage: &'static str,
+    /// The options by which a user allows something for one attach. Each has one value.
+    pub consents: &'static [&'static str],
+    /// The position, after the target's name, of the number of optional words, if these options may
+    /// be among the counted ones.
+    pub consents_are_counted_at: Option<usize>,
     /// How such a cache is set up in one step.
     pub setup: Setup,
     /// The shape of the cache at the device's first byte; `None` if it cannot be read.

@@ -52,6 +52,8 @@ pub(super) const WRITECACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: false,
         words_to_accept_damage: "lost_entries accept",
+        consents: &["rebind", "lost_memory", "lost_entries"],
+        consents_are_counted_at: None,
         setup: Setup {
             is_for: Some((Fast::Disk, CacheMode::Writeback)),
             writes_blocks: true,
