@@ -165,7 +165,8 @@ pub fn load_table(
         built = build();
     }
     let loaded = built.map_err(pointed)?;
-    let notes = udm::build::left_out(&table, &loaded);
+    let mut notes = udm::build::left_out(&table, &loaded);
+    notes.extend(udm::build::doubts(&table));
     device.load(loaded)?;
     let cache_word = |line: &TableLine| {
         let place = targets::find(&line.target.text)?.places(&[WordRole::Cache]).next()?;

@@ -9,6 +9,7 @@
 //! 3. Parts of one device (`?offset=`, `?size=`) belong to one table, which may name several parts
 //!    that do not overlap. The lock covers the whole device.
 
+mod doubts;
 mod left_out;
 
 use std::collections::HashMap;
@@ -37,6 +38,7 @@ use crate::targets::{self, Opening, Planned, WordRole, refuse_read_only};
 use crate::units::BIO_BYTES_MAX;
 
 pub use crate::targets::{BuildOptions, Opener};
+pub use doubts::doubts;
 pub use left_out::left_out;
 
 /// Whether the arguments of all lines are valid. Opens no device.

@@ -37,6 +37,7 @@ mod formats;
 mod geometry;
 mod hanging;
 mod hostile;
+mod identity;
 mod kill;
 mod lifecycle;
 mod logs;

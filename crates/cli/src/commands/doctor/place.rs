@@ -180,7 +180,13 @@ fn disk(path: &Path, mode: OpenMode, is_volatile: bool) -> Vec<Check> {
         true => Check::good("sync_file_range", "single ranges can be written out"),
         false => Check::bad("sync_file_range", "single ranges cannot be written out"),
     };
+    let identity = match limits.identity.doubt() {
+        None => Check::good("identity", "a cache knows it again, wherever it is moved"),
+        Some(doubt) => Check::bad("identity", doubt.to_owned())
+            .or("compare the device's name before each `create` and `recover`"),
+    };
     let mut checks = vec![
+        identity,
         Check::of("io=direct", direct),
         Check::of("io=dontcache", dontcache),
         Check::of("io=lazy", open(IoMode::Lazy).and_then(|disk| lazy(disk, mode))),
