@@ -169,7 +169,7 @@ const OPTIONS: [TableOption; 10] = [
             args.log_damage = [LogDamage::Refuse, LogDamage::Truncate][word as usize];
         },
         get: |args| (args.log_damage == LogDamage::Truncate).into(),
-        is_printed: false,
+        is_printed: true,
     },
     TableOption {
         names: &["rebind"],

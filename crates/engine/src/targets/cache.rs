@@ -1,9 +1,7 @@
 //! The target type cache.
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
-use super::{
-    CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve, consent,
-};
+use super::{CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve};
 use crate::cache::Devices;
 use crate::cache::survey;
 use crate::cache::{Cache, Incoming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
@@ -41,8 +39,6 @@ pub(super) const CACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: true,
         words_to_accept_damage: "",
-        consents: &["rebind"],
-        consents_are_counted_at: None,
         setup: Setup {
             is_for: Some((Fast::Disk, CacheMode::Writethrough)),
             writes_blocks: true,
@@ -133,10 +129,8 @@ impl CachePlan {
             cache: open(1, NO_CACHE)?,
             origin: open(2, NO_ORIGIN)?,
         };
-        let (mut line, len_bytes) = (line.clone(), line.len_bytes());
-        consent::remove(&mut line);
         let words: Vec<String> = line.args.iter().map(Word::quoted).collect();
-        View::open(&self.args, words.join(" "), len_bytes, devices)
+        View::open(&self.args, words.join(" "), line.len_bytes(), devices)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{CachePlan, consent, detect};
+use super::{CachePlan, detect};
 use crate::base::attaching::AttachProgress;
 use crate::disk::{Claims, Disk, DiskLimits};
 use crate::error::{Kind, Result};
@@ -357,8 +357,6 @@ impl<'a> Opening<'a> {
             return Err(origin.error(Kind::Invalid, &message));
         }
         let recovery = self.recover(name, plan, &disk)?;
-        let mut line = line.clone();
-        consent::remove(&mut line);
         let words: Vec<String> = line.args.iter().map(Word::quoted).collect();
         Ok(Arc::new(View::new(name, words.join(" "), recovery, disk)))
     }
