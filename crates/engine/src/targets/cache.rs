@@ -39,6 +39,8 @@ pub(super) const CACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: true,
         words_to_accept_damage: "",
+        consents: &["rebind"],
+        consents_are_counted_at: None,
         setup: Setup {
             is_for: Some((Fast::Disk, CacheMode::Writethrough)),
             writes_blocks: true,

@@ -44,7 +44,7 @@ pub(super) const PCACHE: TargetType = TargetType {
         has_log: true,
         has_metadata_device: false,
         words_to_accept_damage: "log_damage truncate",
-        consents: &["rebind", "lost_memory", "log_damage"],
+        consents: &["rebind", "lost_memory"],
         consents_are_counted_at: Some(2),
         setup: Setup {
             is_for: Some((Fast::Memory, CacheMode::Writeback)),
