@@ -85,6 +85,7 @@ pub(super) fn compare(devices: &Devices, superblock: &Superblock) -> [Match; 2] 
 pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result<()> {
     let [cache, origin] = compare(devices, superblock);
     let disks = [(&devices.cache, "cache device", cache), (&devices.origin, "origin", origin)];
+    let mut refusals: Vec<String> = Vec::new();
     for (disk, role, identity) in disks {
         let recorded = Recorded { identity, stamp: None, bytes: 0 };
         let refused = Refused {
@@ -96,11 +97,12 @@ pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result
             dirty: "",
             remedy,
         };
-        if let Some(what) = Same::of(disk, &recorded).refusal(&refused) {
-            return Err(Error::new(Kind::Refused, what));
-        }
+        refusals.extend(Same::of(disk, &recorded).refusal(&refused));
     }
-    Ok(())
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Refused, refusals.join("; ")))
 }
 
 #[cfg(test)]
