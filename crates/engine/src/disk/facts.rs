@@ -1,4 +1,4 @@
-//! The facts that the kernel has about a file or a block device, by which `identity` knows it again.
+//! The facts that the kernel has about a file or a block device, by which `identity` knows it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};

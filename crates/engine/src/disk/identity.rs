@@ -5,8 +5,8 @@
 //! 1. A fact that is absent or zero never counts as a match: it is not part of an identity.
 //! 2. A number that the kernel draws anew for each mount or boot is not part of an identity, if
 //!    there is a better fact: the device's number, the number of a loop device, the inodes of FUSE.
-//! 3. A disk that is a part of another disk has the identity of the other one, with the place of the
-//!    part. So a loop device has the identity of its file.
+//! 3. A disk that is a part of another disk has the identity of the other one, with the place of
+//!    the part. So a loop device has the identity of its file.
 //! 4. If the facts do not tell a disk from all others, its place stands in: the mount and the path
 //!    of a file, the kernel's name of a block device. Then the identity has a doubt.
 //! 5. A cache may have been marked by an earlier udm, with another spelling of the identity. The
@@ -154,9 +154,9 @@ fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
     let FileFacts { mount, path, .. } = file;
     let on = on.unwrap_or_else(|| format!(" on {mount}"));
     let doubt = format!(
-        "udm knows this file only by its place ({path} on {mount}), because its file system reports \
-         no lasting inode number or time of birth: another file of this size at that place would \
-         count as the same file"
+        "udm knows this file only by its place ({path} on {mount}), because its file system \
+         reports no lasting inode number or time of birth: another file of this size at that \
+         place would count as the same file"
     );
     (format!("file {path}{on}{inode}{age}"), Some(doubt))
 }
