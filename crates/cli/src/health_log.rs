@@ -133,11 +133,11 @@ impl Line {
             None => {}
         }
         match self.full.look(health.waited, false, now) {
-            Some(Change::Began) => say("the cache is full: requests wait for free space".into()),
+            Some(Change::Began) => {
+                say("dirty data nearly fills the cache: writes wait for write-back".into());
+            }
             Some(Change::Ended(seconds, count)) => {
-                say(format!(
-                    "the cache has free space again: {count} requests waited in {seconds} s"
-                ));
+                say(format!("writes wait no longer: {count} requests waited in {seconds} s"));
             }
             None => {}
         }
@@ -281,14 +281,11 @@ mod tests {
         };
         assert_eq!(
             look(0, 9, None),
-            ["writecache at 8: the cache is full: requests wait for free space"]
+            ["writecache at 8: dirty data nearly fills the cache: writes wait for write-back"]
         );
         assert!(look(1, 20, None).is_empty());
         let said = look(9, 20, None);
-        assert_eq!(
-            said,
-            ["writecache at 8: the cache has free space again: 20 requests waited in 1 s"]
-        );
+        assert_eq!(said, ["writecache at 8: writes wait no longer: 20 requests waited in 1 s"]);
         let said = look(10, 20, Some("it was cut short"));
         assert_eq!(said, ["writecache at 8: the cache device has failed: it was cut short"]);
         assert!(look(11, 20, Some("it was cut short")).is_empty());

@@ -1,5 +1,6 @@
 //! The background: one tick decides the next work, and a completion of write-back asks for a tick.
 
+use crate::common::throttle::{Amounts, Throttle};
 use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
 use crate::error::Status;
@@ -34,6 +35,7 @@ pub(super) struct Agenda {
     /// The latest time for the commit of the open batch.
     commit_at: Option<Nanos>,
     writeback: Writeback,
+    throttle: Throttle,
 }
 
 impl Agenda {
@@ -54,9 +56,10 @@ impl Agenda {
 }
 
 impl Background {
-    pub(super) fn new(events: &Arc<Events>) -> Background {
+    pub(super) fn new(events: &Arc<Events>, throttle: Throttle) -> Background {
         let wakeup = Wakeup::new(events);
-        Background { agenda: Mutex::default(), wakeup, epoch: AtomicU64::new(0) }
+        let agenda = Mutex::new(Agenda { throttle, ..Agenda::default() });
+        Background { agenda, wakeup, epoch: AtomicU64::new(0) }
     }
 
     /// Locks the background out.
@@ -97,6 +100,7 @@ impl Writecache {
         let mut background = self.background.lock();
         background.now = now;
         self.work(&mut background, port);
+        self.limit_writers(&mut background.throttle, now);
         self.next_look(&background)
     }
 
@@ -210,17 +214,27 @@ impl Writecache {
             && (0..self.index.slots()).all(is_kept)
     }
 
+    /// Limits writers to the rate of write-back while few slots are free.
+    fn limit_writers(&self, throttle: &mut Throttle, now: Nanos) {
+        let taken = self.plan.usable(&self.device).saturating_sub(u64::from(self.pool.count()));
+        let cleaned = self.counts.written_back_bytes.load(Ordering::Relaxed);
+        throttle.look(now, Amounts { dirty: taken * self.block_bytes(), cleaned });
+        throttle.apply(now, &self.room);
+    }
+
     /// The time of the next tick.
     fn next_look(&self, background: &Agenda) -> Option<Nanos> {
         let now = background.now;
         if self.has_failed() {
-            return None;
+            return self.room.plan(None);
         }
+        let share = self.room.plan(background.throttle.deadline());
         let ages = self.plan.epoch_nanos().filter(|_| self.index.dirty() > 0);
         let moments = [
             background.commit_at,
             background.writeback.deadline(now).filter(|_| self.index.dirty() > 0),
             ages.map(|epoch| now + epoch.max(SECOND / 1000)),
+            share,
         ];
         let next = moments.into_iter().flatten().min();
         if next.is_some() {
