@@ -128,8 +128,8 @@ impl Pcache {
 
     /// The length of the part of `bio` from `at` that needs no key, because it reads as zeroes:
     ///
-    /// * It has no live key, and the backing device has a hole there. That holds after a crash as
-    ///   well: a key leaves the index only after the backing device was flushed.
+    /// * No live key covers it, and the backing device has a hole there. This also holds after a
+    ///   crash, because udm flushes the backing device before it removes a key from the index.
     /// * Its live keys name known zeroes. They may not be logged yet, so this does not count for a
     ///   request with FUA.
     fn zeroes_at(&self, at: u64, bio: &Bio) -> u64 {
