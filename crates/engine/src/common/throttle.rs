@@ -13,8 +13,10 @@
 //! state machine: the engine tells it the time and the amounts.
 
 use super::room::Room;
-use crate::units::{KIB, Nanos, SECOND};
+use crate::units::{KIB, MIB, Nanos, SECOND};
 
+/// A smaller cache is not limited: a lump of its free space is soon there.
+const USABLE_MIN: u64 = 16 * MIB;
 /// How fast the estimate of write-back's rate follows: the weight of the past halves in about this
 /// time.
 const ESTIMATE_TIME: Nanos = 300 * MILLISECOND;
@@ -78,10 +80,13 @@ impl Throttle {
     /// and all of them if that is more.
     pub(crate) fn new(usable: u64, begins: u64) -> Throttle {
         let usable = usable.max(1);
-        let mark = begins.min(usable).midpoint(usable).max(usable / 4 * 3);
+        let mark = match usable < USABLE_MIN {
+            true => u64::MAX,
+            false => begins.min(usable).midpoint(usable).max(usable / 4 * 3),
+        };
         Throttle {
             mark,
-            end: mark + (usable - mark) / 4 * 3,
+            end: mark.saturating_add(usable.saturating_sub(mark) / 4 * 3),
             usable,
             rate: None,
             changed: None,
@@ -191,7 +196,7 @@ fn per_second(bytes: u64, took: Nanos) -> u64 {
 mod tests {
     use super::*;
     use crate::sync::Arc;
-    use crate::units::{GIB, MIB};
+    use crate::units::GIB;
 
     const BLOCK: u64 = 4 * KIB;
     /// Time passes in such steps.
@@ -381,19 +386,22 @@ mod tests {
 
     #[test]
     fn a_cache_that_is_to_be_filled_before_it_is_written_back_is_not_limited_before() {
-        let throttle = |begins| Throttle::new(1000, begins);
-        assert_eq!((throttle(400).mark, throttle(400).end), (750, 936));
-        assert_eq!(throttle(900).mark, 950);
-        assert_eq!(throttle(1000).mark, 1000);
+        let throttle = |begins| Throttle::new(1000 * MIB, begins * MIB);
+        assert_eq!((throttle(400).mark, throttle(400).end), (750 * MIB, 937 * MIB + MIB / 2));
+        assert_eq!(throttle(900).mark, 950 * MIB);
+        assert_eq!(throttle(1000).mark, 1000 * MIB);
         let mut full = throttle(1000);
-        full.look(1, Amounts { dirty: 999, cleaned: 0 });
+        full.look(1, Amounts { dirty: 999 * MIB, cleaned: 0 });
         assert!(!full.is_on());
+        let mut small = Throttle::new(USABLE_MIN - 1, 0);
+        small.look(1, Amounts { dirty: USABLE_MIN, cleaned: 0 });
+        assert!(!small.is_on());
     }
 
     #[test]
     fn counters_that_start_again_are_no_progress() {
-        let mut throttle = Throttle::new(1000, 0);
-        let at = |cleaned| Amounts { dirty: 900, cleaned };
+        let mut throttle = Throttle::new(USABLE_MIN, 0);
+        let at = |cleaned| Amounts { dirty: USABLE_MIN / 10 * 9, cleaned };
         throttle.look(SECOND, at(5000));
         throttle.look(2 * SECOND, at(10));
         assert_eq!(throttle.rate, None);

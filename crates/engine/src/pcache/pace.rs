@@ -23,7 +23,7 @@ use crate::common::throttle::{Amounts, Throttle};
 use super::Pcache;
 use super::gc::Collector;
 use super::segment::{LOG_RESERVE, Segments};
-use super::writeback::{BATCH_BYTES_MAX, WRITE_BYTES_MAX};
+use super::writeback::BATCH_BYTES_MAX;
 
 /// After this long without requests, write-back does not disturb clients.
 const IDLE_AFTER: Nanos = SECOND;
@@ -186,7 +186,7 @@ impl Pcache {
     /// Bytes that a batch may write now: batches are small parts of a small cache, so that space
     /// comes in small pieces.
     pub(super) fn batch_bytes(&self, pace: &Pace) -> u64 {
-        let part = (self.room_bytes() / BATCH_PART).max(WRITE_BYTES_MAX);
+        let part = (self.room_bytes() / BATCH_PART).max(MIB);
         part.min(if pace.is_full() { BATCH_BYTES_MAX } else { GENTLE_BYTES })
     }
 
