@@ -335,7 +335,7 @@ mod tests {
             let mut model = Model::new(usable, origin, writers);
             // Long enough to fill the cache and to settle.
             let fill = usable / (STEP_BLOCKS * BLOCK) * STEP;
-            model.run(fill + 4 * SECOND);
+            model.run(fill + 4 * SECOND + usable / origin / 2 * SECOND);
             let (since, before) = (model.steps.len(), model.taken.clone());
             model.run(4 * SECOND);
             assert!(model.dirty_max < model.usable, "{case}: full");
