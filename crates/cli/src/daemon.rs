@@ -23,8 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGTERM;
 use udm::table::Table;
 use udm::units::human_bytes;
 
@@ -35,7 +34,7 @@ use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
 use crate::spec::Spec;
 use crate::work::Watch;
-use crate::{dead, health_log, http, log, methods, process};
+use crate::{dead, health_log, http, last_end, log, methods, process, signals};
 
 /// Time between two checks of a lock that another process holds.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -103,16 +102,19 @@ type Started = (Arc<Server>, Receiver<Stop>, Value);
 fn start(spec: &Spec) -> Result<Started> {
     log::abort_on_panic();
     let (stop, stops) = channel();
-    take_signals(stop.clone())?;
+    signals::take(stop.clone())?;
     let runtime = Arc::new(RuntimeDir::open()?);
     let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
     set_title(&name);
     let is_fresh_log = log::length() == 0;
     let lock = take_lock(&runtime, &name)?;
+    let last = lock.last_record().to_owned();
     let has_died = lock.is_inherited() && runtime.control(&name).exists();
     if has_died {
-        refuse_another_table(spec, &runtime, &name)?;
-        log::line(&format!("{name}: the previous server died; continuing"));
+        refuse_another_table(spec, &runtime, &name)
+            .inspect_err(|_| last_end::restore(lock.file(), &last))?;
+        let told = last_end::told(&last);
+        log::line(&format!("{name}: the previous server died: {told}; continuing"));
     }
     runtime.forget_logs();
     match open_all(spec, &runtime, lock, stop) {
@@ -136,10 +138,15 @@ fn start(spec: &Spec) -> Result<Started> {
         }
         Err(error) => {
             log::line(&format!("{name}: not created: {error:#}"));
-            // The files of a dead server are kept for the next attempt.
-            if !has_died && let Some(lock) = runtime.try_lock(&name)? {
-                let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
-                runtime.clear(&lock, keep_log);
+            last_end::give_up();
+            match runtime.try_lock(&name)? {
+                // The files of a dead server are kept for the next attempt.
+                Some(lock) if has_died => last_end::restore(lock.file(), &last),
+                Some(lock) => {
+                    let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
+                    runtime.clear(&lock, keep_log);
+                }
+                None => {}
             }
             Err(error)
         }
@@ -187,6 +194,7 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
         if let Some(lock) = runtime.try_lock(name)? {
+            last_end::begin(lock.file());
             return Ok(lock);
         }
         if is_alive(runtime, name) {
@@ -198,33 +206,6 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
         }
         thread::sleep(LOOK_EVERY);
     }
-}
-
-/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log if there
-/// is one, and an end otherwise: the terminal is gone.
-fn take_signals(stop: Sender<Stop>) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            if signal == SIGHUP {
-                match log::reopen() {
-                    Ok(true) => {
-                        log::line("SIGHUP: the log was reopened");
-                        continue;
-                    }
-                    Ok(false) => {}
-                    Err(error) => {
-                        log::line(&format!("SIGHUP: the log cannot be reopened: {error}"));
-                        continue;
-                    }
-                }
-            }
-            if stop.send(Stop::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    })?;
-    Ok(())
 }
 
 /// All steps that can fail because of the user's options. The control socket is opened last, so
@@ -268,7 +249,9 @@ fn listen(
 pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     match stops.recv().context("no thread is left that could end this server")? {
         Stop::Signal(signal) => {
-            log::line(&format!("{}: ending on signal {signal}", server.name()));
+            let signal = signals::named(signal);
+            log::line(&format!("{}: ending on {signal}", server.name()));
+            last_end::record(&format!("during the orderly end that {signal} began"));
             server.is_stopping.store(true, Ordering::SeqCst);
             let rested = server.served.rest_durably(&Watch::default());
             let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
@@ -276,6 +259,7 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
             rested
         }
         Stop::Removed { asked, trouble, wipe } => {
+            last_end::record("during its removal");
             // The connection's thread needs a moment to hand the answer on; the process must not
             // end under it. It drops its receiver when that is done.
             let mut left = server.close(trouble.as_deref());

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::last_end;
+
 /// The longest log. The previous log can have the same length.
 pub const LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -87,6 +89,7 @@ pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         line(&format!("this server ends because of a bug: {info}"));
         line(&format!("{}", std::backtrace::Backtrace::force_capture()));
+        last_end::record("because of a bug, which the log names above");
         std::process::abort();
     }));
 }

@@ -31,6 +31,7 @@ mod flushing;
 mod health_log;
 mod http;
 mod known;
+mod last_end;
 mod loading;
 mod log;
 mod methods;
@@ -39,9 +40,11 @@ mod output;
 mod platform;
 mod process;
 mod progress;
+mod rlimits;
 mod runtime;
 mod served;
 mod server;
+mod signals;
 mod spec;
 mod stalls;
 mod troubles;
@@ -54,6 +57,10 @@ use crate::args::Cli;
 use crate::output::{Reported, USAGE, Usage, print_error};
 
 fn main() {
+    if let Err(error) = signals::survive_file_size_limit() {
+        print_error("start", &error);
+        std::process::exit(1);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => std::process::exit(refuse_usage(&error)),

@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use udm::base::attaching::AttachProgress;
 use udm::units::human_bytes;
 
-use crate::dead;
 use crate::loading::recoveries;
 use crate::log;
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::Served;
 use crate::spec::Spec;
+use crate::{dead, last_end};
 
 /// Control connections at one time; commands are short, so more is a mistake.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -167,6 +167,7 @@ impl Server {
             self.runtime.give_up(&new);
             return Err(error);
         }
+        last_end::begin(new.file());
         let old = std::mem::replace(&mut *own, new);
         self.runtime.clear(&old, KeepLog::Yes);
         log::moves_to(&self.runtime.log(to));

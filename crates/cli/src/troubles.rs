@@ -5,6 +5,7 @@ use udm::target::FactValue;
 use udm::units::human_bytes;
 
 use crate::loading::attach_notes;
+use crate::rlimits;
 use crate::served::Served;
 use crate::stalls::Stall;
 
@@ -16,7 +17,10 @@ impl Served {
         let of_exports = self.exports().into_iter().flat_map(|export| export.notes);
         let of_table = self.first_notes();
         let of_attach = attach_notes(self.device());
-        volatile.into_iter().chain(of_table).chain(of_attach).chain(of_exports).collect()
+        let connections = (self.exports().len() * CONNECTIONS_MAX) as u64;
+        let of_limits = rlimits::notes(&self.given_table(), connections);
+        let notes = volatile.into_iter().chain(of_table).chain(of_attach);
+        notes.chain(of_exports).chain(of_limits).collect()
     }
 
     /// Whether the cache device was deleted and holds data that no other device has: it is lost

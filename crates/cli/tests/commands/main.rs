@@ -51,6 +51,7 @@ mod resize;
 mod runtime_dir;
 mod setup;
 mod shrunk;
+mod signals;
 mod stalls;
 mod tables;
 mod targets;
