@@ -42,6 +42,7 @@ mod lifecycle;
 mod logs;
 mod medium;
 mod moved;
+mod numbers;
 mod parts;
 mod pcache;
 mod readonly;
