@@ -29,7 +29,7 @@ use udm::units::human_bytes;
 
 use crate::attach_progress::{Shown, Step, watched};
 use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, Peer, is_alive};
-use crate::loading::{canonical, is_same_device};
+use crate::loading::{canonical, current_directory, is_same_device};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
 use crate::spec::Spec;
@@ -160,7 +160,7 @@ fn open_all(
     lock: NameLock,
     stop: Sender<Stop>,
 ) -> Result<Arc<Server>> {
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let table = canonical(&spec.table, &directory).and_then(|text| Table::parse(&text).ok());
     let Some(table) = table else { return listen(spec, Arc::clone(runtime), lock, stop) };
     let before = dead::before(&table, runtime)?;
@@ -173,7 +173,7 @@ fn open_all(
 
 /// The name still belongs to a device whose server died: another device must not take it silently.
 fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) -> Result<()> {
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let wanted = canonical(&spec.table, &directory);
     let had = std::fs::read_to_string(runtime.table(name));
     let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };

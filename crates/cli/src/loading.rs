@@ -1,7 +1,7 @@
 //! Tables as users give them: loading a table, and checking whether two tables are of the same
 //! device.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,11 +54,16 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// The current directory; empty if it was deleted. Then absolute paths still work.
+pub fn current_directory() -> PathBuf {
+    std::env::current_dir().unwrap_or_default()
+}
+
 /// A table's text as a server writes it down: with paths made absolute from `directory`. `None` if
 /// it is not a table.
 pub fn canonical(text: &str, directory: &Path) -> Option<String> {
     let mut table = Table::parse(text).ok()?;
-    make_absolute(&mut table, directory);
+    make_absolute(&mut table, directory).ok()?;
     Some(table.to_string())
 }
 
@@ -148,7 +153,7 @@ pub fn load_table(
 ) -> Result<Loaded> {
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
     let mut table = Table::parse(text).map_err(pointed)?;
-    make_absolute(&mut table, directory);
+    make_absolute(&mut table, directory).map_err(pointed)?;
     device.check_load(&table).map_err(pointed)?;
     let options = BuildOptions {
         force_format: how.force_format,

@@ -25,7 +25,7 @@ use udm_export::{Export, Uri};
 
 use crate::exports::{Exports, OpenExport, fact_json};
 use crate::flushing::flush;
-use crate::loading::{Given, LoadHow, load_table};
+use crate::loading::{Given, LoadHow, current_directory, load_table};
 use crate::log;
 use crate::platform;
 use crate::runtime::{NameLock, RuntimeDir};
@@ -96,7 +96,7 @@ impl Served {
             stalls: Stalls::default(),
             device,
         };
-        let directory = std::env::current_dir().context("the current directory")?;
+        let directory = current_directory();
         let how = LoadHow {
             force_format: spec.force_format,
             after_death: name.is_inherited(),
@@ -513,8 +513,10 @@ impl Served {
 
     /// Loads a table whose relative paths start at `directory`.
     fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<Vec<String>> {
-        std::env::set_current_dir(directory)
-            .with_context(|| format!("directory {}", directory.display()))?;
+        if !directory.as_os_str().is_empty() {
+            std::env::set_current_dir(directory)
+                .with_context(|| format!("directory {}", directory.display()))?;
+        }
         let loaded = load_table(&self.device, text, directory, &self.runtime, how);
         // Even after an error this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;

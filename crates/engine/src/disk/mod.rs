@@ -35,6 +35,7 @@ mod file;
 mod files;
 mod flushes;
 mod flushing;
+mod holders;
 mod holes;
 mod identity;
 mod lazy;
