@@ -175,6 +175,10 @@ impl Target for Cache {
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {
+        let is_of_client = matches!(io.token & TOKEN_KIND, TOKEN_REQUEST | TOKEN_FLUSH);
+        if is_of_client && io.result.is_ok() && Arc::ptr_eq(&io.disk, self.origin.disk()) {
+            self.background.served.note(&self.events);
+        }
         match io.token & TOKEN_KIND {
             TOKEN_REQUEST => self.complete_request(io, port),
             TOKEN_FLUSH => self.complete_flush(io, port),
