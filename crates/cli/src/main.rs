@@ -42,6 +42,7 @@ mod process;
 mod progress;
 mod rlimits;
 mod runtime;
+mod samples;
 mod served;
 mod server;
 mod signals;

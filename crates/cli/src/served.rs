@@ -29,6 +29,7 @@ use crate::loading::{Given, LoadHow, current_directory, load_table};
 use crate::log;
 use crate::platform;
 use crate::runtime::{NameLock, RuntimeDir};
+use crate::samples;
 use crate::spec::Spec;
 use crate::stalls::{Stall, Stalls};
 use crate::work::Watch;
@@ -364,6 +365,12 @@ impl Served {
     /// The data that would be lost with the cache devices, by the sectors where their lines begin.
     pub fn only_cached(&self) -> Vec<(u64, OnlyCached)> {
         self.device.only_cached()
+    }
+
+    /// Reads samples of the data that would be lost with the cache devices: how many, and how many
+    /// of them cannot be read.
+    pub fn sample_only_cached(&self, watch: &Watch) -> Result<(u64, u64)> {
+        if self.is_suspended() { Ok((0, 0)) } else { samples::read(&self.device, watch) }
     }
 
     /// Writes back at full speed until the last of the returned guards is dropped.
