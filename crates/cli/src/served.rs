@@ -54,6 +54,8 @@ pub struct Left {
     pub failure: Option<String>,
     /// The troubles of the devices.
     pub troubles: Vec<String>,
+    /// Whether the next server can find out that another program has changed the origin.
+    pub is_origin_marked: bool,
 }
 
 /// The device with all its parts.
@@ -503,11 +505,10 @@ impl Served {
         let is_lost = self.would_lose_data();
         let troubles = self.troubles();
         let (dirty_bytes, failure) = (self.device.dirty().bytes, self.medium_failure());
-        let left = Left { dirty_bytes, cache, is_lost, failure, troubles };
         // This is refused only if the device is not at rest.
-        let _ = self.device.remove();
+        let is_origin_marked = self.device.remove().unwrap_or(false);
         drop(lock(&self.background).take());
-        left
+        Left { dirty_bytes, cache, is_lost, failure, troubles, is_origin_marked }
     }
 
     /// Removes a device that was not announced to any client, and leaves no trace on its media or

@@ -233,6 +233,7 @@ impl Server {
             "cache": left.cache,
             "recover": recoveries(&self.served.given_table()),
             "is_lost": left.is_lost,
+            "is_origin_marked": left.is_origin_marked,
             "medium_failure": left.failure,
             "notes": left.troubles,
             "trouble": trouble,

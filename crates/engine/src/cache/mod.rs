@@ -86,6 +86,7 @@ use crate::bio::{Bio, Op};
 use crate::common::per_port::PerPort;
 use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, TargetLimits, Waiting};
 use crate::units::Nanos;
@@ -272,7 +273,12 @@ impl Target for Cache {
     }
 
     fn detach(&self) {
-        self.end();
+        let is_marked = self.end();
+        self.background.is_unmarked.store(!is_marked, Ordering::SeqCst);
+    }
+
+    fn is_origin_marked(&self) -> bool {
+        !self.background.is_unmarked.load(Ordering::SeqCst)
     }
 
     fn resume(&self) -> Result<()> {
