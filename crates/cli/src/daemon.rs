@@ -13,8 +13,8 @@
 //! as the kernel does. Any panic is logged and aborts the process: no acknowledged data is lost,
 //! and the next server continues.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,6 +33,7 @@ use crate::loading::{canonical, current_directory, is_same_device};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
 use crate::spec::Spec;
+use crate::upkeep::Control;
 use crate::work::Watch;
 use crate::{dead, health_log, http, last_end, log, methods, process, signals};
 
@@ -218,20 +219,12 @@ fn listen(
     stop: Sender<Stop>,
 ) -> Result<Arc<Server>> {
     let metrics = spec.metrics.map(http::listen).transpose()?;
-    let place = runtime.control(lock.name()).display().to_string();
-    let address = runtime.control_address(lock.name());
+    let name = lock.name().clone();
     let mut server = Server::build(spec, runtime, lock, stop)?;
     server.metrics = metrics.as_ref().map(|(_, address)| *address);
-    // This process holds the lock, so a file at the socket's path is a dead server's.
-    match std::fs::remove_file(&place) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("control socket {place}"));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(address).with_context(|| format!("control socket {place}"));
-    let listener = listener.and_then(|listener| server.served.let_in().map(|()| listener));
-    let listener = listener.inspect_err(|_| server.served.undo())?;
+    let control = Control::open(&server.runtime, &name);
+    let control = control.and_then(|control| server.served.let_in().map(|()| control));
+    let control = control.inspect_err(|_| server.served.undo())?;
     let server = Arc::new(server);
     if let Some((listener, _)) = metrics {
         let shared = Arc::clone(&server);
@@ -241,7 +234,7 @@ fn listen(
             .spawn(move || http::answer_all(&listener, &answer))?;
     }
     let shared = Arc::clone(&server);
-    thread::Builder::new().name("control".into()).spawn(move || accept_all(&shared, &listener))?;
+    thread::Builder::new().name("control".into()).spawn(move || accept_all(&shared, control))?;
     Ok(server)
 }
 
@@ -276,10 +269,11 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     }
 }
 
-/// Accepts control connections indefinitely.
-fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
+/// Accepts control connections indefinitely, and looks after the files of the server.
+fn accept_all(server: &Arc<Server>, mut control: Control) {
+    let mut kept = Instant::now();
+    loop {
+        let Ok(stream) = control.next(server, &mut kept) else {
             // The process is probably out of descriptors: other threads get time to close theirs.
             thread::sleep(Duration::from_millis(100));
             continue;

@@ -53,6 +53,16 @@ pub fn reopen() -> std::io::Result<bool> {
     Ok(true)
 }
 
+/// Whether udm opened a log, and it is not the file at its path any more.
+pub fn is_elsewhere() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let place = place();
+    let Some(path) = &*place else { return false };
+    let Ok(own) = rustix::fs::fstat(std::io::stderr()) else { return false };
+    let found = std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    !found.is_ok_and(|found| found == (own.st_dev, own.st_ino))
+}
+
 /// Bytes of the log; 0 if standard error is not a file.
 pub fn length() -> u64 {
     rustix::fs::fstat(std::io::stderr()).map_or(0, |stat| stat.st_size.try_into().unwrap_or(0))

@@ -8,9 +8,10 @@
 //! * [`daemon`] is the life of a device's server, [`methods`] its answers, [`server`] the state
 //!   that its threads share, [`served`] the device itself with its exports ([`exports`]),
 //!   [`loading`] its tables, [`spec`] the specification that `create` gives to it, [`work`] its
-//!   long work, [`platform`] the system's devices and addresses, [`http`] and [`metrics`] its
-//!   metrics;
-//! * [`process`] finds out why a server does not answer;
+//!   long work, [`upkeep`] restores files that were removed, [`platform`] the system's devices and
+//!   addresses, [`samples`] reads samples of dirty data, [`http`] and [`metrics`] its metrics;
+//! * [`process`] finds out why a server does not answer, [`last_end`] how the last one ended;
+//!   [`signals`] and [`rlimits`] are about signals and resource limits;
 //! * [`output`], [`columns`], [`progress`] and [`attach_progress`] are the output for people,
 //!   [`log`] writes the servers' logs, [`health_log`] logs changes of a device's health, and
 //!   [`stalls`] finds devices that do not answer.
@@ -49,6 +50,7 @@ mod signals;
 mod spec;
 mod stalls;
 mod troubles;
+mod upkeep;
 mod work;
 
 use clap::Parser;

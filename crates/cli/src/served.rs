@@ -476,6 +476,22 @@ impl Served {
         }
     }
 
+    /// Gives the device's shared memory new files after its files were removed. For that, it
+    /// suspends the device for a moment.
+    pub fn renew_memory(&self) -> Result<()> {
+        let watch = Watch::default();
+        let _change = self.change(&watch)?;
+        let was_suspended = self.is_suspended();
+        if !was_suspended {
+            self.wait_for_suspend(&watch)?;
+        }
+        let renewed = udm::shm::renew_nameless();
+        if !was_suspended {
+            self.device.cancel_suspend()?;
+        }
+        Ok(renewed?)
+    }
+
     /// Cancels a rest: the device serves, and its exports are open. Returns what cannot be opened.
     pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
         if !stay_suspended {

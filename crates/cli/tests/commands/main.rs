@@ -24,6 +24,7 @@ mod cache;
 mod calibration;
 mod changed;
 mod claims;
+mod cleaned;
 mod clients;
 mod contract;
 mod dead_ssd;
