@@ -50,6 +50,7 @@ mod readonly;
 mod recovery;
 mod replaced;
 mod resize;
+mod returned;
 mod runtime_dir;
 mod setup;
 mod shrunk;
