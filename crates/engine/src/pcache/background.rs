@@ -1,6 +1,7 @@
 //! The background of a cache: its work, under its lock; the order of the work, and the time of the
 //! next check.
 
+use crate::common::cycle::Served;
 use crate::common::throttle::Throttle;
 use crate::disk::DiskIo;
 use crate::error::Status;
@@ -58,6 +59,10 @@ pub(super) struct Background {
     /// A drain ends when this many bytes, of all dirty bytes ever stored, are written back.
     drains_to: AtomicU64,
     is_suspended: AtomicBool,
+    /// The end left no record of the origin's state.
+    pub(super) is_unmarked: AtomicBool,
+    /// Whether a miss was served during a pause of write-back.
+    pub(super) served: Served,
     /// Whether there is a [`Replay`].
     is_replaying: AtomicBool,
     /// Findings of the attach, and later ones.
@@ -75,6 +80,8 @@ impl Background {
     ) -> Background {
         Background {
             is_draining: AtomicBool::new(false),
+            is_unmarked: AtomicBool::new(false),
+            served: Served::default(),
             drains_to: AtomicU64::new(NOT_LOGGED),
             is_suspended: AtomicBool::new(false),
             is_replaying: AtomicBool::new(replay.is_some()),
@@ -129,6 +136,9 @@ impl Pcache {
         work.now = now;
         if was_suspended.unwrap_or_else(|| self.background.is_suspended()) {
             return self.signals.room().plan(None);
+        }
+        if self.background.served.take() {
+            work.writeback.end_early();
         }
         self.look_at_medium(work);
         self.replay_slice(work);
@@ -304,6 +314,9 @@ impl Pcache {
         self.background.drains_to.store(NOT_LOGGED, Ordering::SeqCst);
         self.background.is_draining.store(is_draining, Ordering::SeqCst);
         self.mark_drain();
+        if is_draining {
+            self.background.served.force();
+        }
         self.signals.work();
     }
 

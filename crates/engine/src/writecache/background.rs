@@ -1,11 +1,12 @@
 //! The background: one tick decides the next work, and a completion of write-back asks for a tick.
 
+use crate::common::cycle::Served;
 use crate::common::throttle::{Amounts, Throttle};
 use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Events, Port};
 use crate::units::{Nanos, SECOND};
@@ -22,6 +23,10 @@ const LOOK_EVERY: Nanos = SECOND / 10;
 pub(super) struct Background {
     agenda: Mutex<Agenda>,
     wakeup: Wakeup,
+    /// The end left no record of the origin's state.
+    pub(super) is_unmarked: AtomicBool,
+    /// Whether the origin has served a client during a pause of write-back.
+    pub(super) served: Served,
     /// The present epoch: new blocks get it, so that their ages are known.
     epoch: AtomicU64,
 }
@@ -44,8 +49,9 @@ impl Agenda {
         &self.writeback
     }
 
-    /// Write-back tries unreadable blocks again immediately.
+    /// Write-back tries failed and unreadable blocks again immediately.
     pub(super) fn end_pause(&mut self) {
+        self.writeback.cycle_mut().end_pause();
         self.writeback.unread_mut().end_pause();
     }
 
@@ -59,7 +65,8 @@ impl Background {
     pub(super) fn new(events: &Arc<Events>, throttle: Throttle) -> Background {
         let wakeup = Wakeup::new(events);
         let agenda = Mutex::new(Agenda { throttle, ..Agenda::default() });
-        Background { agenda, wakeup, epoch: AtomicU64::new(0) }
+        let (served, is_unmarked) = (Served::default(), AtomicBool::new(false));
+        Background { agenda, wakeup, is_unmarked, served, epoch: AtomicU64::new(0) }
     }
 
     /// Locks the background out.
@@ -99,6 +106,9 @@ impl Writecache {
     pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let mut background = self.background.lock();
         background.now = now;
+        if self.background.served.take() {
+            background.writeback.cycle_mut().end_early();
+        }
         self.work(&mut background, port);
         self.limit_writers(&mut background.throttle, now);
         self.next_look(&background)
