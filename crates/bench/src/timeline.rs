@@ -71,6 +71,19 @@ impl Timeline {
         self.counts.iter().enumerate().take(whole).map(point).collect()
     }
 
+    /// The lowest and the highest rate over this many slices in a row, as parts of the mean rate.
+    /// Slices that begin before `from`, and the last one, which did not last, do not count.
+    pub fn extremes(&self, from: Duration, slices: usize) -> (f64, f64) {
+        let first = from.as_nanos().div_ceil(self.slice.as_nanos()) as usize;
+        let whole = self.counts.split_last().map_or(&[][..], |(_, whole)| whole);
+        let whole = whole.get(first..).unwrap_or(&[]);
+        let mean = whole.iter().sum::<u64>() as f64 / whole.len().max(1) as f64;
+        let rates = whole
+            .windows(slices.max(1))
+            .map(|window| window.iter().sum::<u64>() as f64 / window.len() as f64 / mean.max(1e-9));
+        rates.fold((f64::INFINITY, 0.0), |(low, high), rate| (rate.min(low), rate.max(high)))
+    }
+
     /// The longest request of each slice, in nanoseconds.
     pub fn worst(&self) -> Vec<(f64, f64)> {
         let seconds = self.slice.as_secs_f64();
@@ -101,6 +114,19 @@ mod tests {
         let worst: Vec<f64> = two.worst().iter().map(|(_, worst)| *worst).collect();
         assert_eq!(worst, [7.0, 50.0, 0.0, 900.0, 3.0]);
         assert!((two.rates()[1].0 - 0.015).abs() < 1e-9);
+    }
+
+    #[test]
+    fn extremes_are_those_of_whole_windows() {
+        let counts = vec![4, 0, 2, 6, 100];
+        let timeline = Timeline { counts, ..Timeline::new(Duration::from_millis(20)) };
+        assert_eq!(
+            timeline.extremes(Duration::ZERO, 1),
+            (0.0, 2.0),
+            "the mean is 3; the last slice is cut off"
+        );
+        assert_eq!(timeline.extremes(Duration::ZERO, 2), (1.0 / 3.0, 4.0 / 3.0));
+        assert_eq!(timeline.extremes(Duration::from_millis(21), 2), (1.0, 1.0));
     }
 
     #[test]

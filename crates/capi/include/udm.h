@@ -59,7 +59,7 @@
  * causes an error of the request. Other faults are passed to the previous handler. A program that
  * installs its own handler later must pass faults at unknown addresses on to the handler that
  * sigaction returned; otherwise it receives the library's faults. The library uses no other
- * signal; udm_reap continues after signals.
+ * signal; udm_reap continues after signals. Under a limit of file sizes, ignore SIGXFSZ.
  */
 typedef struct udm_device udm_device;
 

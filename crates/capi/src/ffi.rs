@@ -45,7 +45,7 @@ pub const UDM_REQUESTS_MAX: c_uint = 4096;
 /// causes an error of the request. Other faults are passed to the previous handler. A program that
 /// installs its own handler later must pass faults at unknown addresses on to the handler that
 /// sigaction returned; otherwise it receives the library's faults. The library uses no other
-/// signal; udm_reap continues after signals.
+/// signal; udm_reap continues after signals. Under a limit of file sizes, ignore SIGXFSZ.
 #[derive(Debug)]
 pub struct udm_device {
     way: Reached,

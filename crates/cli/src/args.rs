@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -442,6 +443,22 @@ pub enum Until {
     Removed,
 }
 
+/// A time, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seconds {
+    /// The time; `None` if it is longer than any wait.
+    pub time: Option<Duration>,
+    /// The number as it was given.
+    pub given: String,
+}
+
+fn seconds(word: &str) -> Result<Seconds, String> {
+    let is_decimal = word.chars().all(|letter| letter.is_ascii_digit() || letter == '.');
+    let number: Option<f64> = word.parse().ok().filter(|_| is_decimal);
+    let number = number.ok_or("expected a number of seconds, such as 60 or 0.5")?;
+    Ok(Seconds { time: Duration::try_from_secs_f64(number).ok(), given: word.to_owned() })
+}
+
 /// Arguments of `wait`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -453,9 +470,9 @@ pub struct WaitArgs {
     /// Wait for this state
     #[arg(long, value_enum, default_value_t = Until::Serving)]
     pub until: Until,
-    /// Give up after this many seconds [default: wait indefinitely]
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<u64>,
+    /// Give up after this many seconds, which may be a fraction [default: wait indefinitely]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Seconds>,
     #[command(flatten)]
     pub json: JsonArgs,
 }

@@ -40,6 +40,9 @@ const SILENCE_MIN: Duration = Duration::from_millis(1);
 /// Time between two tries at a socket whose queue is full.
 const CONNECT_EVERY: Duration = Duration::from_millis(20);
 
+/// How long a living server may take to restore a removed socket.
+const UPKEEP_MAX: Duration = Duration::from_secs(3);
+
 /// How long a process may take to end after it said that it will.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -223,7 +226,14 @@ impl Client {
         name: &DeviceName,
         patience: Duration,
     ) -> Result<Result<Client, Absent>> {
-        match connect(&runtime.control_address(name), patience) {
+        let mut connected = connect(&runtime.control_address(name), patience);
+        let deadline = Instant::now() + patience.min(UPKEEP_MAX);
+        // Its server lives, and restores its socket, or is starting.
+        while is_missing(&connected) && runtime.is_guarded(name) && Instant::now() < deadline {
+            thread::sleep(CONNECT_EVERY);
+            connected = connect(&runtime.control_address(name), patience);
+        }
+        match connected {
             Ok(stream) => {
                 stream.set_write_timeout(Some(patience))?;
                 Ok(Ok(Client { name: name.clone(), frames: Frames::new(stream) }))
@@ -362,6 +372,10 @@ fn hung(name: &DeviceName, silence: Duration, pid: Option<i32>) -> anyhow::Error
     let seconds = silence.as_secs_f64().round();
     let what = pid.map_or_else(|| "its process is not known; see its log".into(), process::doing);
     Hung(format!("{name}: its server has not answered for {seconds} s: {what}")).into()
+}
+
+fn is_missing(connected: &std::io::Result<UnixStream>) -> bool {
+    connected.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Connects to the socket at `address`. If its queue is full, tries again for `patience`.

@@ -13,8 +13,8 @@
 //! as the kernel does. Any panic is logged and aborts the process: no acknowledged data is lost,
 //! and the next server continues.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,19 +23,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGTERM;
 use udm::table::Table;
 use udm::units::human_bytes;
 
 use crate::attach_progress::{Shown, Step, watched};
 use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, Peer, is_alive};
-use crate::loading::{canonical, is_same_device};
+use crate::loading::{canonical, current_directory, is_same_device};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
 use crate::spec::Spec;
+use crate::upkeep::Control;
 use crate::work::Watch;
-use crate::{dead, health_log, http, log, methods, process};
+use crate::{dead, health_log, http, last_end, log, methods, process, signals};
 
 /// Time between two checks of a lock that another process holds.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -103,16 +103,19 @@ type Started = (Arc<Server>, Receiver<Stop>, Value);
 fn start(spec: &Spec) -> Result<Started> {
     log::abort_on_panic();
     let (stop, stops) = channel();
-    take_signals(stop.clone())?;
+    signals::take(stop.clone())?;
     let runtime = Arc::new(RuntimeDir::open()?);
     let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
     set_title(&name);
     let is_fresh_log = log::length() == 0;
     let lock = take_lock(&runtime, &name)?;
+    let last = lock.last_record().to_owned();
     let has_died = lock.is_inherited() && runtime.control(&name).exists();
     if has_died {
-        refuse_another_table(spec, &runtime, &name)?;
-        log::line(&format!("{name}: the previous server died; continuing"));
+        refuse_another_table(spec, &runtime, &name)
+            .inspect_err(|_| last_end::restore(lock.file(), &last))?;
+        let told = last_end::told(&last);
+        log::line(&format!("{name}: the previous server died: {told}; continuing"));
     }
     runtime.forget_logs();
     match open_all(spec, &runtime, lock, stop) {
@@ -136,10 +139,15 @@ fn start(spec: &Spec) -> Result<Started> {
         }
         Err(error) => {
             log::line(&format!("{name}: not created: {error:#}"));
-            // The files of a dead server are kept for the next attempt.
-            if !has_died && let Some(lock) = runtime.try_lock(&name)? {
-                let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
-                runtime.clear(&lock, keep_log);
+            last_end::give_up();
+            match runtime.try_lock(&name)? {
+                // The files of a dead server are kept for the next attempt.
+                Some(lock) if has_died => last_end::restore(lock.file(), &last),
+                Some(lock) => {
+                    let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
+                    runtime.clear(&lock, keep_log);
+                }
+                None => {}
             }
             Err(error)
         }
@@ -153,7 +161,7 @@ fn open_all(
     lock: NameLock,
     stop: Sender<Stop>,
 ) -> Result<Arc<Server>> {
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let table = canonical(&spec.table, &directory).and_then(|text| Table::parse(&text).ok());
     let Some(table) = table else { return listen(spec, Arc::clone(runtime), lock, stop) };
     let before = dead::before(&table, runtime)?;
@@ -166,7 +174,7 @@ fn open_all(
 
 /// The name still belongs to a device whose server died: another device must not take it silently.
 fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) -> Result<()> {
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let wanted = canonical(&spec.table, &directory);
     let had = std::fs::read_to_string(runtime.table(name));
     let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };
@@ -187,6 +195,7 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
         if let Some(lock) = runtime.try_lock(name)? {
+            last_end::begin(lock.file());
             return Ok(lock);
         }
         if is_alive(runtime, name) {
@@ -200,33 +209,6 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     }
 }
 
-/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log if there
-/// is one, and an end otherwise: the terminal is gone.
-fn take_signals(stop: Sender<Stop>) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            if signal == SIGHUP {
-                match log::reopen() {
-                    Ok(true) => {
-                        log::line("SIGHUP: the log was reopened");
-                        continue;
-                    }
-                    Ok(false) => {}
-                    Err(error) => {
-                        log::line(&format!("SIGHUP: the log cannot be reopened: {error}"));
-                        continue;
-                    }
-                }
-            }
-            if stop.send(Stop::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    })?;
-    Ok(())
-}
-
 /// All steps that can fail because of the user's options. The control socket is opened last, so
 /// that a command that can connect finds a device. Clients are admitted after all other steps have
 /// succeeded.
@@ -237,20 +219,12 @@ fn listen(
     stop: Sender<Stop>,
 ) -> Result<Arc<Server>> {
     let metrics = spec.metrics.map(http::listen).transpose()?;
-    let place = runtime.control(lock.name()).display().to_string();
-    let address = runtime.control_address(lock.name());
+    let name = lock.name().clone();
     let mut server = Server::build(spec, runtime, lock, stop)?;
     server.metrics = metrics.as_ref().map(|(_, address)| *address);
-    // This process holds the lock, so a file at the socket's path is a dead server's.
-    match std::fs::remove_file(&place) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("control socket {place}"));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(address).with_context(|| format!("control socket {place}"));
-    let listener = listener.and_then(|listener| server.served.let_in().map(|()| listener));
-    let listener = listener.inspect_err(|_| server.served.undo())?;
+    let control = Control::open(&server.runtime, &name);
+    let control = control.and_then(|control| server.served.let_in().map(|()| control));
+    let control = control.inspect_err(|_| server.served.undo())?;
     let server = Arc::new(server);
     if let Some((listener, _)) = metrics {
         let shared = Arc::clone(&server);
@@ -260,7 +234,7 @@ fn listen(
             .spawn(move || http::answer_all(&listener, &answer))?;
     }
     let shared = Arc::clone(&server);
-    thread::Builder::new().name("control".into()).spawn(move || accept_all(&shared, &listener))?;
+    thread::Builder::new().name("control".into()).spawn(move || accept_all(&shared, control))?;
     Ok(server)
 }
 
@@ -268,7 +242,9 @@ fn listen(
 pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     match stops.recv().context("no thread is left that could end this server")? {
         Stop::Signal(signal) => {
-            log::line(&format!("{}: ending on signal {signal}", server.name()));
+            let signal = signals::named(signal);
+            log::line(&format!("{}: ending on {signal}", server.name()));
+            last_end::record(&format!("during the orderly end that {signal} began"));
             server.is_stopping.store(true, Ordering::SeqCst);
             let rested = server.served.rest_durably(&Watch::default());
             let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
@@ -276,6 +252,7 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
             rested
         }
         Stop::Removed { asked, trouble, wipe } => {
+            last_end::record("during its removal");
             // The connection's thread needs a moment to hand the answer on; the process must not
             // end under it. It drops its receiver when that is done.
             let mut left = server.close(trouble.as_deref());
@@ -292,10 +269,11 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     }
 }
 
-/// Accepts control connections indefinitely.
-fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
+/// Accepts control connections indefinitely, and looks after the files of the server.
+fn accept_all(server: &Arc<Server>, mut control: Control) {
+    let mut kept = Instant::now();
+    loop {
+        let Ok(stream) = control.next(server, &mut kept) else {
             // The process is probably out of descriptors: other threads get time to close theirs.
             thread::sleep(Duration::from_millis(100));
             continue;

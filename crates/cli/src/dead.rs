@@ -28,11 +28,9 @@ use udm::targets::{self, WordRole};
 
 use crate::control::{Absent, Client};
 use crate::known::Known;
+use crate::last_end::boot;
 use crate::platform;
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
-
-/// The kernel's file with the identity of the present boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The content of `NAME.media`.
 #[derive(Debug, Deserialize, Serialize)]
@@ -57,23 +55,25 @@ pub struct Dead {
     was_ending: bool,
 }
 
-fn boot() -> String {
-    fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned()
-}
-
 /// Writes down the marks that identify the caches of `table`, which were opened. `may_have_dirty`:
-/// whether one of them may get dirty data.
-pub fn remember(runtime: &RuntimeDir, name: &DeviceName, table: &str, may_have_dirty: bool) {
+/// whether one of them may get dirty data. Returns whether there is something to remember.
+pub fn remember(
+    runtime: &RuntimeDir,
+    name: &DeviceName,
+    table: &str,
+    may_have_dirty: bool,
+) -> bool {
     let path = runtime.media(name);
     let known =
         Table::parse(table).map(|table| platform::known(&table, runtime)).unwrap_or_default();
     let marks: Vec<String> = known.into_iter().filter_map(|known| known.mark).collect();
     if marks.is_empty() || !may_have_dirty {
         let _ = fs::remove_file(&path);
-        return;
+        return false;
     }
     // Without this file the next server does not compare any marks.
     write(&path, &Media { boot: boot(), marks, is_ending: false });
+    true
 }
 
 /// The caches of a device, whose media are the remembered ones, are about to end in order.

@@ -7,8 +7,8 @@
 //! succeeded, not after a time without operations. Each state makes two lines, regardless of the
 //! events in between.
 
-use std::sync::{Arc, Weak};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use udm::disk::DiskErrors;
@@ -29,11 +29,17 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
     let server: Weak<Server> = Arc::downgrade(server);
     let watch = move || {
         let mut journal = Journal::default();
+        let mut paths = Paths::default();
         while let Some(server) = server.upgrade() {
             let name = server.name();
             let (health, exports) = (server.served.health(), server.served.exports());
             for line in journal.look(&health, &exports, Instant::now()) {
                 log::line(&format!("{name}: {line}"));
+            }
+            if health.iter().any(|(_, _, health)| is_failing(&health.origin)) {
+                for line in paths.look(&server) {
+                    log::line(&format!("{name}: {line}"));
+                }
             }
             for line in server.served.look_for_stalls() {
                 log::line(&format!("{name}: {line}"));
@@ -43,6 +49,37 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
         }
     };
     thread::Builder::new().name("journal".into()).spawn(watch).map(drop)
+}
+
+/// The paths of origins that fail. A path may hang, as on NFS without its server, so another thread
+/// looks it up.
+#[derive(Debug, Default)]
+struct Paths {
+    found: Arc<Mutex<Vec<String>>>,
+    /// The thread that looks.
+    looks: Option<JoinHandle<()>>,
+    said: Vec<String>,
+}
+
+impl Paths {
+    /// Returns sentences that were not said yet, from the last look, and looks again.
+    fn look(&mut self, server: &Arc<Server>) -> Vec<String> {
+        if self.looks.as_ref().is_some_and(|looks| !looks.is_finished()) {
+            return Vec::new();
+        }
+        let now = self.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_new = |line: &&String| !self.said.contains(line);
+        let lines = now.iter().filter(is_new).cloned().collect();
+        self.said = now;
+        let (found, server) = (Arc::clone(&self.found), Arc::clone(server));
+        let look = move || {
+            let missing = server.served.missing_origins();
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+        };
+        // Without a thread, the next check tries again.
+        self.looks = thread::Builder::new().name("paths".into()).spawn(look).ok();
+        lines
+    }
 }
 
 /// A recurring state.
@@ -133,11 +170,11 @@ impl Line {
             None => {}
         }
         match self.full.look(health.waited, false, now) {
-            Some(Change::Began) => say("the cache is full: requests wait for free space".into()),
+            Some(Change::Began) => {
+                say("dirty data nearly fills the cache: writes wait for write-back".into());
+            }
             Some(Change::Ended(seconds, count)) => {
-                say(format!(
-                    "the cache has free space again: {count} requests waited in {seconds} s"
-                ));
+                say(format!("writes wait no longer: {count} requests waited in {seconds} s"));
             }
             None => {}
         }
@@ -281,14 +318,11 @@ mod tests {
         };
         assert_eq!(
             look(0, 9, None),
-            ["writecache at 8: the cache is full: requests wait for free space"]
+            ["writecache at 8: dirty data nearly fills the cache: writes wait for write-back"]
         );
         assert!(look(1, 20, None).is_empty());
         let said = look(9, 20, None);
-        assert_eq!(
-            said,
-            ["writecache at 8: the cache has free space again: 20 requests waited in 1 s"]
-        );
+        assert_eq!(said, ["writecache at 8: writes wait no longer: 20 requests waited in 1 s"]);
         let said = look(10, 20, Some("it was cut short"));
         assert_eq!(said, ["writecache at 8: the cache device has failed: it was cut short"]);
         assert!(look(11, 20, Some("it was cut short")).is_empty());

@@ -1,18 +1,18 @@
 //! Tables as users give them: loading a table, and checking whether two tables are of the same
 //! device.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use udm::base::attaching::AttachProgress;
 use udm::build::{BuildOptions, make_absolute};
 use udm::device::{Device, DeviceState, LoadedTable};
 use udm::disk::TableClaims;
 use udm::error::Kind;
 use udm::sync::Arc;
-use udm::table::{DeviceWord, Table, TableLine};
+use udm::table::{DeviceWord, Table, TableLine, Word};
 use udm::target::FactValue;
 use udm::targets::{self, WordRole};
 
@@ -23,6 +23,39 @@ use crate::runtime::RuntimeDir;
 
 /// Time between two tries at devices in use.
 const BUSY_EVERY: Duration = Duration::from_millis(20);
+
+/// The error about the table `text`. If it advises to add words to the table, the whole line with
+/// these words follows.
+pub fn with_whole_line(error: anyhow::Error, text: &str) -> anyhow::Error {
+    let message = format!("{error:#}");
+    let Some(line) = advised_line(&message, text) else { return error };
+    let message = format!("{message}; the whole line is `{line}`");
+    match error.downcast::<Pointed>() {
+        Ok(pointed) => Pointed { message, ..pointed }.into(),
+        Err(_) => anyhow!(message),
+    }
+}
+
+fn advised_line(message: &str, text: &str) -> Option<String> {
+    let words = message.split_once("add `")?.1.split_once("` to the table")?.0;
+    let words = Word::list(words);
+    let (key, value) = (words.first()?, words.get(1)?);
+    let Table { mut lines } = Table::parse(text).ok()?;
+    if lines.len() > 1 {
+        // The message begins with the number of the line in the text.
+        let number = message.split_once("table line ")?.1.split([',', ':']).next()?;
+        let is_it = |line: &TableLine| {
+            line.target.place().is_some_and(|place| Ok(place.line) == number.parse())
+        };
+        lines.retain(is_it);
+    }
+    let args = &mut lines.first_mut()?.args;
+    match args.iter().position(|word| word == key) {
+        Some(nth) if nth + 1 < args.len() => args[nth + 1] = value.clone(),
+        _ => args.extend([key.clone(), value.clone()]),
+    }
+    Some(Table { lines }.to_string().trim_end().to_owned())
+}
 
 /// Tables as they were given.
 #[derive(Debug, Default)]
@@ -54,11 +87,16 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// The current directory; empty if it was deleted. Then absolute paths still work.
+pub fn current_directory() -> PathBuf {
+    std::env::current_dir().unwrap_or_default()
+}
+
 /// A table's text as a server writes it down: with paths made absolute from `directory`. `None` if
 /// it is not a table.
 pub fn canonical(text: &str, directory: &Path) -> Option<String> {
     let mut table = Table::parse(text).ok()?;
-    make_absolute(&mut table, directory);
+    make_absolute(&mut table, directory).ok()?;
     Some(table.to_string())
 }
 
@@ -148,7 +186,7 @@ pub fn load_table(
 ) -> Result<Loaded> {
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
     let mut table = Table::parse(text).map_err(pointed)?;
-    make_absolute(&mut table, directory);
+    make_absolute(&mut table, directory).map_err(pointed)?;
     device.check_load(&table).map_err(pointed)?;
     let options = BuildOptions {
         force_format: how.force_format,
@@ -192,4 +230,32 @@ pub fn attach_notes(device: &Device) -> Vec<String> {
             _ => None,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_ends_with_the_whole_line() {
+        let told = |message: &str, table: &str| {
+            format!("{:#}", with_whole_line(anyhow!("{message}"), table))
+        };
+        let message = "table line 2, column 3: it is lost; add `lost_memory accept` to the table";
+        let table = "0 8 zero\n8 8 pcache /a\\ b c 0 lost_memory refuse max_age 5\n16 8 zero";
+        assert_eq!(
+            told(message, table),
+            format!(
+                "{message}; the whole line is `8 8 pcache /a\\ b c 0 lost_memory accept max_age 5`"
+            )
+        );
+        let table = "# a comment\n0 8 writecache s o f 4096 1 cleaner";
+        let message = "table line 2: or add `rebind true` to the table to go on";
+        assert!(
+            told(message, table).ends_with("is `0 8 writecache s o f 4096 1 cleaner rebind true`")
+        );
+        // A text that is not a table does not change the error.
+        assert_eq!(told("add `rebind true` to the table", "?"), "add `rebind true` to the table");
+        assert_eq!(told("wrong", table), "wrong");
+    }
 }

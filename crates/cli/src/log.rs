@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::last_end;
+
 /// The longest log. The previous log can have the same length.
 pub const LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -51,6 +53,16 @@ pub fn reopen() -> std::io::Result<bool> {
     Ok(true)
 }
 
+/// Whether udm opened a log, and it is not the file at its path any more.
+pub fn is_elsewhere() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let place = place();
+    let Some(path) = &*place else { return false };
+    let Ok(own) = rustix::fs::fstat(std::io::stderr()) else { return false };
+    let found = std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    !found.is_ok_and(|found| found == (own.st_dev, own.st_ino))
+}
+
 /// Bytes of the log; 0 if standard error is not a file.
 pub fn length() -> u64 {
     rustix::fs::fstat(std::io::stderr()).map_or(0, |stat| stat.st_size.try_into().unwrap_or(0))
@@ -87,6 +99,7 @@ pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         line(&format!("this server ends because of a bug: {info}"));
         line(&format!("{}", std::backtrace::Backtrace::force_capture()));
+        last_end::record("because of a bug, which the log names above");
         std::process::abort();
     }));
 }

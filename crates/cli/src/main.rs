@@ -8,9 +8,10 @@
 //! * [`daemon`] is the life of a device's server, [`methods`] its answers, [`server`] the state
 //!   that its threads share, [`served`] the device itself with its exports ([`exports`]),
 //!   [`loading`] its tables, [`spec`] the specification that `create` gives to it, [`work`] its
-//!   long work, [`platform`] the system's devices and addresses, [`http`] and [`metrics`] its
-//!   metrics;
-//! * [`process`] finds out why a server does not answer;
+//!   long work, [`upkeep`] restores files that were removed, [`platform`] the system's devices and
+//!   addresses, [`samples`] reads samples of dirty data, [`http`] and [`metrics`] its metrics;
+//! * [`process`] finds out why a server does not answer, [`last_end`] how the last one ended;
+//!   [`signals`] and [`rlimits`] are about signals and resource limits;
 //! * [`output`], [`columns`], [`progress`] and [`attach_progress`] are the output for people,
 //!   [`log`] writes the servers' logs, [`health_log`] logs changes of a device's health, and
 //!   [`stalls`] finds devices that do not answer.
@@ -31,6 +32,7 @@ mod flushing;
 mod health_log;
 mod http;
 mod known;
+mod last_end;
 mod loading;
 mod log;
 mod methods;
@@ -39,12 +41,16 @@ mod output;
 mod platform;
 mod process;
 mod progress;
+mod rlimits;
 mod runtime;
+mod samples;
 mod served;
 mod server;
+mod signals;
 mod spec;
 mod stalls;
 mod troubles;
+mod upkeep;
 mod work;
 
 use clap::Parser;
@@ -54,6 +60,10 @@ use crate::args::Cli;
 use crate::output::{Reported, USAGE, Usage, print_error};
 
 fn main() {
+    if let Err(error) = signals::survive_file_size_limit() {
+        print_error("start", &error);
+        std::process::exit(1);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => std::process::exit(refuse_usage(&error)),

@@ -128,6 +128,13 @@ struct TableParameters {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct OnlyCachedParameters {
+    #[serde(default)]
+    sample: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct MessageParameters {
     sector: u64,
     words: Vec<String>,
@@ -181,15 +188,23 @@ fn carry_out(
             stated_limits(server)
         }
         "OnlyCached" => {
-            Nothing::deserialize(parameters)?;
+            let wanted = OnlyCachedParameters::deserialize(parameters)?;
             let moved = || 0;
+            let (samples, unread) = match wanted.sample {
+                true => {
+                    let sample = |watch: &Watch| served.sample_only_cached(watch);
+                    progress.watched(method, WORK_SILENCE_MAX, &moved, sample)?
+                }
+                false => (0, 0),
+            };
             let look = |_: &Watch| Ok(served.only_cached());
             let lines = progress.watched(method, MESSAGE_SILENCE_MAX, &moved, look)?;
             let line = |(start, only): &(u64, OnlyCached)| {
                 let OnlyCached { ranges, is_exact } = only;
                 json!({ "start": start, "ranges": ranges, "is_exact": is_exact })
             };
-            json!({ "lines": lines.iter().map(line).collect::<Vec<_>>() })
+            let lines: Vec<Value> = lines.iter().map(line).collect();
+            json!({ "lines": lines, "samples": samples, "unread": unread })
         }
         "Message" | "Suspend" | "Resume" | "Flush" | "Load" | "Export" | "Unexport" => {
             change(server, method, parameters, progress)?

@@ -2,9 +2,9 @@
 //!
 //! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (the server's log; it
 //! outlives the device), `NAME.table` (the active table), `NAME.media` (the marks that identify its
-//! caches, `dead.rs`) and `NAME.lock`. The directory also holds the shared memory of open key sets
-//! and lists, named by the attach in the cache's label, so that the next server that opens the
-//! cache takes it up.
+//! caches, `dead.rs`) and `NAME.lock` (with the record of the server, `last_end.rs`). The directory
+//! also holds the shared memory of open key sets and lists, named by the attach in the cache's
+//! label, so that the next server that opens the cache takes it up.
 //!
 //! Invariants:
 //! 1. The directory belongs to this user and no other user may enter: its sockets command servers.
@@ -13,19 +13,26 @@
 //!    closed all devices. The kernel releases the lock when the process ends, so a command can
 //!    distinguish the files of a killed server from the files of a live one without process ids.
 //! 3. Files of a name are created, replaced and removed only by the holder of that name's lock.
+//! 4. Anybody may clean these files away: a program that removes old files, or the end of a login
+//!    session. So the holder of a name also holds its *guard*, an abstract Unix socket, named
+//!    after the directory and the device. No file can take it away, and it ends with the process.
+//!    The server restores the missing files (`upkeep.rs`).
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, OFlags};
 
-use crate::{directory, log};
+use crate::{directory, last_end, log};
 
 /// The longest name: a control socket's path, by way of `/proc/self/fd`, must fit a socket's
 /// address.
@@ -33,6 +40,9 @@ const NAME_BYTES_MAX: usize = 80;
 
 /// The longest path that a Unix socket's address holds, without the final NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The longest record of a server in its lock's file.
+const RECORD_BYTES_MAX: u64 = 4096;
 
 /// Logs of devices that are gone: the newest ones, up to this many, are kept.
 pub const GONE_LOGS_MAX: usize = 32;
@@ -81,7 +91,7 @@ impl fmt::Display for DeviceName {
 #[derive(Debug)]
 pub struct RuntimeDir {
     path: PathBuf,
-    handle: File,
+    handle: Mutex<File>,
 }
 
 impl RuntimeDir {
@@ -93,8 +103,22 @@ impl RuntimeDir {
     /// Opens the directory at `path`, and makes it if need be.
     pub fn open_at(path: PathBuf) -> Result<RuntimeDir> {
         let place = || format!("runtime directory {}", path.display());
-        let handle = directory::open_own(&path).with_context(place)?;
+        let handle = Mutex::new(directory::open_own(&path).with_context(place)?);
         Ok(RuntimeDir { path, handle })
+    }
+
+    /// Makes the directory again if it was removed. Returns whether another one is at the path now.
+    pub fn renew(&self) -> Result<bool> {
+        let mut handle = self.handle();
+        if is_at(&handle, &self.path) {
+            return Ok(false);
+        }
+        *handle = directory::open_own(&self.path)?;
+        Ok(true)
+    }
+
+    fn handle(&self) -> MutexGuard<'_, File> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The path of this user's directory, whether it exists or not.
@@ -177,7 +201,7 @@ impl RuntimeDir {
         if path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
             return path;
         }
-        PathBuf::from(format!("/proc/self/fd/{}/{name}.ctl", self.handle.as_raw_fd()))
+        PathBuf::from(format!("/proc/self/fd/{}/{name}.ctl", self.handle().as_raw_fd()))
     }
 
     /// Opens the log of `name` for appending.
@@ -216,6 +240,7 @@ impl RuntimeDir {
             let file = OpenOptions::new()
                 .create(true)
                 .truncate(false)
+                .read(true)
                 .write(true)
                 .mode(0o600)
                 .custom_flags(no_follow())
@@ -229,11 +254,18 @@ impl RuntimeDir {
             let ours = file.metadata().with_context(place)?;
             match fs::metadata(&path) {
                 Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
-                    // The process id is for messages only: the lock itself shows whether a process
-                    // holds it.
-                    let _ = file.set_len(0);
-                    let _ = (&file).write_all(format!("{}\n", std::process::id()).as_bytes());
-                    return Ok(Some(NameLock { name: name.clone(), is_inherited, _file: file }));
+                    let mut record = String::new();
+                    // An unreadable record was not written by udm.
+                    let _ = (&file).take(RECORD_BYTES_MAX).read_to_string(&mut record);
+                    let Some(guard) = self.guard(name) else {
+                        // The server of the name lives, and its lock's file was removed.
+                        if !is_inherited {
+                            let _ = fs::remove_file(&path);
+                        }
+                        return Ok(None);
+                    };
+                    let name = name.clone();
+                    return Ok(Some(NameLock { name, is_inherited, record, file, guard }));
                 }
                 _ => {}
             }
@@ -241,10 +273,55 @@ impl RuntimeDir {
         bail!("{}: it keeps being replaced", place())
     }
 
+    /// Takes the guard of `name`; `None` if a living process of this user has it. A guard that
+    /// another user has taken, to be in the way, does not count.
+    fn guard(&self, name: &DeviceName) -> Option<Guard> {
+        let Some(address) = self.guard_address(name) else { return Some(Guard(None)) };
+        match UnixListener::bind_addr(&address) {
+            Ok(listener) => {
+                // Without this, `answer_guard` would wait.
+                let is_ready = listener.set_nonblocking(true).is_ok();
+                Some(Guard(Some(listener).filter(|_| is_ready)))
+            }
+            Err(_) if self.is_guarded(name) => None,
+            Err(_) => Some(Guard(None)),
+        }
+    }
+
+    /// Whether a living process of this user has the guard of `name`.
+    pub fn is_guarded(&self, name: &DeviceName) -> bool {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let address = self
+            .guard_name(name)
+            .and_then(|name| SocketAddrUnix::new_abstract_name(name.as_bytes()).ok());
+        let Some(address) = address else { return false };
+        let Ok(socket) =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        else {
+            return false;
+        };
+        // The owner of the socket: another user may have made it, to be in the way.
+        rustix::net::connect(&socket, &address).is_ok()
+            && sockopt::socket_peercred(&socket)
+                .is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+    }
+
+    fn guard_address(&self, name: &DeviceName) -> Option<SocketAddr> {
+        SocketAddr::from_abstract_name(self.guard_name(name)?).ok()
+    }
+
+    /// The name of an abstract socket, unless it would be too long, which takes a name of nearly 80
+    /// characters and a file system with long inode numbers.
+    fn guard_name(&self, name: &DeviceName) -> Option<String> {
+        let place = self.handle().metadata().ok()?;
+        let name = format!("udm/{:x}.{:x}/{name}", place.dev(), place.ino());
+        (name.len() <= SOCKET_PATH_BYTES_MAX).then_some(name)
+    }
+
     /// The process that took the lock of `name` last.
     pub fn holder(&self, name: &DeviceName) -> Option<i32> {
-        let text = fs::read_to_string(self.lock_path(name)).ok()?;
-        text.trim().parse().ok().filter(|pid| *pid > 0)
+        last_end::process_of(&fs::read_to_string(self.lock_path(name)).ok()?)
     }
 
     /// Restores the files of a name as they were before its lock was taken.
@@ -287,13 +364,70 @@ pub enum KeepLog {
 pub struct NameLock {
     name: DeviceName,
     is_inherited: bool,
-    _file: File,
+    record: String,
+    file: File,
+    guard: Guard,
+}
+
+/// The right to a name that outlives a removal of files, if the system has abstract sockets.
+#[derive(Debug)]
+struct Guard(Option<UnixListener>);
+
+/// Whether `file` is the one at `path`.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    let own = file.metadata().map(|meta| (meta.dev(), meta.ino()));
+    let found = fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    matches!((own, found), (Ok(own), Ok(found)) if own == found)
 }
 
 impl NameLock {
     /// The locked name.
     pub fn name(&self) -> &DeviceName {
         &self.name
+    }
+
+    /// The lock's file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Restores the lock's file if it was removed. `is_new_place`: the directory is another one.
+    /// Returns whether the file was made, or an error if another server has got the name.
+    pub fn renew(&mut self, runtime: &RuntimeDir, is_new_place: bool) -> Result<bool> {
+        if is_new_place {
+            // The old guard is kept until the new one is there.
+            let Some(guard) = runtime.guard(&self.name) else {
+                bail!("another server has taken the name");
+            };
+            self.guard = guard;
+        }
+        let path = runtime.lock_path(&self.name);
+        if is_at(&self.file, &path) {
+            return Ok(false);
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(no_follow())
+            .open(&path)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        last_end::begin(&file);
+        self.file = file;
+        Ok(true)
+    }
+
+    /// Drops the connections of commands that asked for the guard, so that its queue has space.
+    pub fn answer_guard(&self) {
+        let Guard(Some(listener)) = &self.guard else { return };
+        listener.incoming().take_while(Result::is_ok).for_each(drop);
+    }
+
+    /// The record of the last server, if it died (`last_end.rs`).
+    pub fn last_record(&self) -> &str {
+        &self.record
     }
 
     /// Whether the lock's file existed before: then its last holder died, since a server that ends

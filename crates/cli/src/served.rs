@@ -25,10 +25,11 @@ use udm_export::{Export, Uri};
 
 use crate::exports::{Exports, OpenExport, fact_json};
 use crate::flushing::flush;
-use crate::loading::{Given, LoadHow, load_table};
+use crate::loading::{Given, LoadHow, current_directory, load_table};
 use crate::log;
 use crate::platform;
 use crate::runtime::{NameLock, RuntimeDir};
+use crate::samples;
 use crate::spec::Spec;
 use crate::stalls::{Stall, Stalls};
 use crate::work::Watch;
@@ -53,6 +54,8 @@ pub struct Left {
     pub failure: Option<String>,
     /// The troubles of the devices.
     pub troubles: Vec<String>,
+    /// Whether the next server can find out that another program has changed the origin.
+    pub is_origin_marked: bool,
 }
 
 /// The device with all its parts.
@@ -96,7 +99,7 @@ impl Served {
             stalls: Stalls::default(),
             device,
         };
-        let directory = std::env::current_dir().context("the current directory")?;
+        let directory = current_directory();
         let how = LoadHow {
             force_format: spec.force_format,
             after_death: name.is_inherited(),
@@ -366,6 +369,12 @@ impl Served {
         self.device.only_cached()
     }
 
+    /// Reads samples of the data that would be lost with the cache devices: how many, and how many
+    /// of them cannot be read.
+    pub fn sample_only_cached(&self, watch: &Watch) -> Result<(u64, u64)> {
+        if self.is_suspended() { Ok((0, 0)) } else { samples::read(&self.device, watch) }
+    }
+
     /// Writes back at full speed until the last of the returned guards is dropped.
     pub fn start_draining(&self) -> Draining<'_> {
         let mut drainers = lock(&self.drainers);
@@ -467,6 +476,22 @@ impl Served {
         }
     }
 
+    /// Gives the device's shared memory new files after its files were removed. For that, it
+    /// suspends the device for a moment.
+    pub fn renew_memory(&self) -> Result<()> {
+        let watch = Watch::default();
+        let _change = self.change(&watch)?;
+        let was_suspended = self.is_suspended();
+        if !was_suspended {
+            self.wait_for_suspend(&watch)?;
+        }
+        let renewed = udm::shm::renew_nameless();
+        if !was_suspended {
+            self.device.cancel_suspend()?;
+        }
+        Ok(renewed?)
+    }
+
     /// Cancels a rest: the device serves, and its exports are open. Returns what cannot be opened.
     pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
         if !stay_suspended {
@@ -496,11 +521,10 @@ impl Served {
         let is_lost = self.would_lose_data();
         let troubles = self.troubles();
         let (dirty_bytes, failure) = (self.device.dirty().bytes, self.medium_failure());
-        let left = Left { dirty_bytes, cache, is_lost, failure, troubles };
         // This is refused only if the device is not at rest.
-        let _ = self.device.remove();
+        let is_origin_marked = self.device.remove().unwrap_or(false);
         drop(lock(&self.background).take());
-        left
+        Left { dirty_bytes, cache, is_lost, failure, troubles, is_origin_marked }
     }
 
     /// Removes a device that was not announced to any client, and leaves no trace on its media or
@@ -513,8 +537,10 @@ impl Served {
 
     /// Loads a table whose relative paths start at `directory`.
     fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<Vec<String>> {
-        std::env::set_current_dir(directory)
-            .with_context(|| format!("directory {}", directory.display()))?;
+        if !directory.as_os_str().is_empty() {
+            std::env::set_current_dir(directory)
+                .with_context(|| format!("directory {}", directory.display()))?;
+        }
         let loaded = load_table(&self.device, text, directory, &self.runtime, how);
         // Even after an error this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use udm::base::attaching::AttachProgress;
 use udm::units::human_bytes;
 
-use crate::dead;
 use crate::loading::recoveries;
 use crate::log;
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::Served;
 use crate::spec::Spec;
+use crate::{dead, last_end};
 
 /// Control connections at one time; commands are short, so more is a mistake.
 pub const CONNECTIONS_MAX: usize = 64;
@@ -67,6 +67,12 @@ pub struct Server {
     /// Control connections that are open.
     pub connections: AtomicUsize,
     lock: Mutex<NameLock>,
+    /// A thread restores files of shared memory.
+    pub is_renewing: AtomicBool,
+    /// There is a file with the marks of its caches.
+    has_media: AtomicBool,
+    /// The last error of the upkeep of files.
+    trouble: Mutex<String>,
 }
 
 /// The process name of the server of `name`.
@@ -105,6 +111,9 @@ impl Server {
             stop,
             is_stopping: AtomicBool::new(false),
             lock: Mutex::new(lock),
+            is_renewing: AtomicBool::new(false),
+            has_media: AtomicBool::new(false),
+            trouble: Mutex::default(),
             connections: AtomicUsize::new(0),
         })
     }
@@ -141,8 +150,13 @@ impl Server {
 
     /// Writes down the active table, for the next server if this one dies.
     pub fn note_table(&self) {
-        let path = self.runtime.table(&self.name());
-        let new = self.runtime.new_table(&self.name());
+        self.note_table_of(&self.name());
+    }
+
+    /// The same, for a caller that has the lock of the name.
+    pub fn note_table_of(&self, name: &DeviceName) {
+        let path = self.runtime.table(name);
+        let new = self.runtime.new_table(name);
         // Without this file, the next server does not compare tables. If the server dies here, a
         // complete table remains.
         let _ = std::fs::remove_file(&new);
@@ -150,7 +164,28 @@ impl Server {
         let _ = is_written.and_then(|()| std::fs::rename(&new, &path));
         let (table, dirty) = (self.served.given_table(), self.served.dirty().bytes);
         let may_have_dirty = dead::may_have_dirty(&table, dirty) && !self.served.is_read_only();
-        dead::remember(&self.runtime, &self.name(), &table, may_have_dirty);
+        let has_media = dead::remember(&self.runtime, name, &table, may_have_dirty);
+        self.has_media.store(has_media, Ordering::SeqCst);
+    }
+
+    /// Whether the files that [`Server::note_table`] writes are there.
+    pub fn has_notes(&self, name: &DeviceName) -> bool {
+        let has_media = self.has_media.load(Ordering::SeqCst);
+        self.runtime.table(name).exists() && (!has_media || self.runtime.media(name).exists())
+    }
+
+    /// Works on the files of the device's name, unless its end has begun, which removes them.
+    pub fn with_lock<T>(&self, work: impl FnOnce(&mut NameLock) -> T) -> Option<T> {
+        let mut own = lock(&self.lock);
+        (!self.is_stopping.load(Ordering::SeqCst)).then(|| work(&mut own))
+    }
+
+    /// Whether this trouble of the files differs from the last one.
+    pub fn is_first_trouble(&self, trouble: &str) -> bool {
+        let mut last = lock(&self.trouble);
+        let is_first = *last != trouble;
+        trouble.clone_into(&mut last);
+        is_first
     }
 
     /// Renames the device, if the new name is free.
@@ -167,6 +202,7 @@ impl Server {
             self.runtime.give_up(&new);
             return Err(error);
         }
+        last_end::begin(new.file());
         let old = std::mem::replace(&mut *own, new);
         self.runtime.clear(&old, KeepLog::Yes);
         log::moves_to(&self.runtime.log(to));
@@ -232,6 +268,7 @@ impl Server {
             "cache": left.cache,
             "recover": recoveries(&self.served.given_table()),
             "is_lost": left.is_lost,
+            "is_origin_marked": left.is_origin_marked,
             "medium_failure": left.failure,
             "notes": left.troubles,
             "trouble": trouble,

@@ -3,8 +3,10 @@
 use udm::device::{Device, LineFacts};
 use udm::target::FactValue;
 use udm::units::human_bytes;
+use udm_export::nbd::CONNECTIONS_MAX;
 
 use crate::loading::attach_notes;
+use crate::rlimits;
 use crate::served::Served;
 use crate::stalls::Stall;
 
@@ -16,7 +18,10 @@ impl Served {
         let of_exports = self.exports().into_iter().flat_map(|export| export.notes);
         let of_table = self.first_notes();
         let of_attach = attach_notes(self.device());
-        volatile.into_iter().chain(of_table).chain(of_attach).chain(of_exports).collect()
+        let connections = (self.exports().len() * CONNECTIONS_MAX) as u64;
+        let of_limits = rlimits::notes(&self.given_table(), connections);
+        let notes = volatile.into_iter().chain(of_table).chain(of_attach);
+        notes.chain(of_exports).chain(of_limits).collect()
     }
 
     /// Whether the cache device was deleted and holds data that no other device has: it is lost
@@ -48,6 +53,17 @@ impl Served {
         told.chain(self.stalls().iter().map(Stall::to_string)).collect()
     }
 
+    /// The origins whose path leads elsewhere: one sentence each.
+    pub fn missing_origins(&self) -> Vec<String> {
+        let facts = self.device().facts();
+        let facts = facts.iter().flat_map(|line| &line.facts);
+        let told = facts.filter_map(|fact| match &fact.value {
+            FactValue::Text(text) if fact.name == "origin_missing" => Some(text.clone()),
+            _ => None,
+        });
+        told.collect()
+    }
+
     /// The reason why a drain cannot bring dirty data to the origin that users expect, if there is
     /// one.
     pub fn why_not_drained(&self) -> Option<String> {
@@ -63,7 +79,9 @@ impl Served {
                  `udm remove --force`, then `udm recover`, writes back the readable part"
             ));
         }
-        let failure = text("origin_failure")?;
+        // The file that is open fails, and another one is at its path.
+        let missing = || text("origin_missing").filter(|_| self.dirty().is_failing);
+        let failure = text("origin_failure").or_else(missing)?;
         Some(format!("{failure}; {dirty} of dirty data stay in the cache"))
     }
 

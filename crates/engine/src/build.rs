@@ -47,8 +47,9 @@ pub fn check(table: &Table) -> Result<()> {
 }
 
 /// Makes relative paths of devices absolute, relative to `directory`: a printed table or an error
-/// is read elsewhere. Device numbers stay.
-pub fn make_absolute(table: &mut Table, directory: &Path) {
+/// is read elsewhere. Device numbers stay. An empty `directory` does not exist any more: then only
+/// absolute paths work.
+pub fn make_absolute(table: &mut Table, directory: &Path) -> Result<()> {
     const NAMES_A_DEVICE: [WordRole; 4] =
         [WordRole::Origin, WordRole::Cache, WordRole::Metadata, WordRole::Unused];
     for line in &mut table.lines {
@@ -59,6 +60,10 @@ pub fn make_absolute(table: &mut Table, directory: &Path) {
             if device.number().is_some() || device.path.starts_with('/') {
                 continue;
             }
+            if directory.as_os_str().is_empty() {
+                let message = "the current directory was deleted: give absolute paths";
+                return Err(word.error(Kind::NotFound, message));
+            }
             if let Some(folder) = directory.to_str().filter(|folder| folder.starts_with('/')) {
                 let folder = folder.trim_end_matches('/');
                 let path = device.path.strip_prefix("./").unwrap_or(&device.path);
@@ -67,6 +72,7 @@ pub fn make_absolute(table: &mut Table, directory: &Path) {
             }
         }
     }
+    Ok(())
 }
 
 /// Makes the targets of a table.

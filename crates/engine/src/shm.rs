@@ -13,10 +13,14 @@
 //!    before it gets its name, so that no store meets a full file system.
 //! 4. A process that maps a file has locked it, and holds the lock as long as the mapping. So two
 //!    servers never use the same memory, even if they find it by different names.
+//! 5. If the file's last name is removed under a living server, the next server would not find the
+//!    memory. A file without a name cannot get one again, so [`renew_nameless`] moves the words to
+//!    a new file, at the same addresses, while no thread stores.
 
 #![allow(unsafe_code)]
 
 mod header;
+mod nameless;
 mod store;
 mod taken;
 
@@ -33,6 +37,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, SharedWord, lock};
 
 pub use header::{Header, Heading};
+pub use nameless::{are_nameless, renew_nameless};
 pub use store::{Served, SharedStore, recall};
 pub use taken::Taken;
 
@@ -65,7 +70,7 @@ struct Mapped {
     /// Boxed, because a mutex of the schedules is large.
     names: Box<Mutex<Vec<PathBuf>>>,
     /// Locked. Closed after the mapping.
-    file: File,
+    file: Box<Mutex<File>>,
 }
 
 // SAFETY: Mapped owns its mapping, and hands out only `&[SharedWord]`, which is Sync.
@@ -149,7 +154,9 @@ impl SharedWords {
     }
 
     fn of(mapped: Mapped, is_fresh: bool) -> SharedWords {
-        SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh, boot: boot() }
+        let memory = Arc::new(Memory::Mapped(mapped));
+        nameless::note(&memory);
+        SharedWords { memory, is_fresh, boot: boot() }
     }
 
     /// Gives the file one more name in the same folder.
@@ -253,18 +260,31 @@ impl Mapped {
             unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
         let names = Box::new(Mutex::new(vec![path.to_owned()]));
-        Ok(Mapped { start, words, names, file })
+        Ok(Mapped { start, words, names, file: Box::new(Mutex::new(file)) })
     }
 
     /// Removes all of the file's names in a folder, including the names left by a server that died
     /// while it took the memory over.
     fn remove_from(&self, folder: &Path) {
-        let Ok(own) = self.file.metadata() else { return };
+        let Ok(own) = lock(&self.file).metadata() else { return };
         let is_own = |entry: &std::fs::DirEntry| {
             entry.metadata().is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino()))
         };
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.filter(is_own).for_each(|entry| _ = std::fs::remove_file(entry.path()));
+    }
+
+    /// Maps `file`, which has the same words, in place of the present file. The caller ensures that
+    /// no thread stores to the words.
+    fn replace(&self, file: File) -> rustix::io::Result<()> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE | MapFlags::FIXED;
+        let bytes = self.words * WORD_BYTES;
+        // SAFETY: exactly the mapping made in `new`, which stays readable and writable at each
+        // moment, with the same content. A word allows changes by others at any time.
+        unsafe { mmap(self.start.as_ptr().cast(), bytes, protection, flags, &file, 0)? };
+        *lock(&self.file) = file;
+        Ok(())
     }
 
     fn words(&self) -> &[SharedWord] {

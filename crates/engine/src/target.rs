@@ -465,6 +465,12 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// after the death of the server, and the next server recovers from that state.
     fn detach(&self) {}
 
+    /// After `detach`: whether the next attach can find out that another program has changed the
+    /// origin meanwhile. True where no medium outlives the device.
+    fn is_origin_marked(&self) -> bool {
+        true
+    }
+
     /// Bios will come again after this.
     fn resume(&self) -> Result<()> {
         Ok(())

@@ -67,9 +67,9 @@ impl Volume {
     pub fn open(name: &str, table: &str, options: &Options) -> Result<Volume> {
         let device = Device::new(name)?;
         let mut table = Table::parse(table)?;
-        let directory = std::env::current_dir()
-            .map_err(|error| Error::from_io("finding", "the current directory", error))?;
-        make_absolute(&mut table, &directory);
+        // Absolute paths also work in a directory that was deleted.
+        let directory = std::env::current_dir().unwrap_or_default();
+        make_absolute(&mut table, &directory)?;
         let opener = match &options.memory {
             Some(folder) => SystemOpener::with_memory_in(folder),
             None => SystemOpener::without_memory(),

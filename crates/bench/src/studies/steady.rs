@@ -33,6 +33,9 @@ const BURST_PART: (u64, u64) = (3, 8);
 /// A burst that the backing device holds up is cut off after this long.
 const BURST_SECONDS: u64 = 20;
 
+/// Without pause, rates are looked at over this time, and over five times as much.
+const ENDLESS_SLICE: Duration = Duration::from_millis(20);
+
 /// One burst, and its cost.
 struct Burst {
     reached: Reached,
@@ -166,7 +169,7 @@ fn course(setup: &Setup, device: &Arc<Device>, numjobs: u32, repeat: u64) -> Res
         before += written;
     }
     let runtime = endless_time(setup);
-    let endless = Job { runtime, ramp_time: runtime / 2, ..job };
+    let endless = Job { runtime, ramp_time: runtime / 2, slice: ENDLESS_SLICE, ..job };
     let endless = load::run(device, &endless)?;
     settle(device)?;
     drop(background);
@@ -192,7 +195,7 @@ fn show(setup: &Setup, study: &mut Study, load: &Load, alone: &Reached) {
     }
     plot.add("backing alone, depth 32", alone.timeline.rates());
     study.plots.push(plot);
-    claims(study, load, &jobs, alone);
+    claims(setup, study, load, &jobs, alone);
 }
 
 fn burst_table(study: &mut Study, load: &Load, jobs: &str) {
@@ -287,7 +290,31 @@ fn burst_block(setup: &Setup) -> f64 {
     setup.job(Job::default()).bs as f64
 }
 
-fn claims(study: &mut Study, load: &Load, jobs: &str, alone: &Reached) {
+/// Whether clients without pause go on evenly: rates over short times, and the longest requests
+/// compared with the mean time between two of a client's requests that the backing device allows.
+fn smoothness(setup: &Setup, study: &mut Study, load: &Load, jobs: &str, alone: &Reached) {
+    let ramp = endless_time(setup) / 2;
+    let of = |measure: &dyn Fn(&Reached) -> f64| -> Vec<f64> {
+        load.courses.iter().map(|one| measure(&one.endless)).collect()
+    };
+    let mut claim = |what: &str, values: &[f64], promise| {
+        study.claims.push(Claim::new(format!("{jobs}, without pause: {what}"), values, promise));
+    };
+    let (at_least, at_most) = (Promise::AtLeast, Promise::AtMost);
+    let low = of(&|reached| reached.timeline.extremes(ramp, 1).0);
+    claim("least rate over 20 ms / mean", &low, Some(at_least(0.4)));
+    let low = of(&|reached| reached.timeline.extremes(ramp, 5).0);
+    claim("least rate over 100 ms / mean", &low, Some(at_least(0.7)));
+    let high = of(&|reached| reached.timeline.extremes(ramp, 5).1);
+    claim("highest rate over 100 ms / mean", &high, Some(at_most(1.3)));
+    let fair = 1e9 * f64::from(load.numjobs) / alone.iops();
+    let tail = of(&|reached| reached.all().percentile(99.9) / fair);
+    claim("p99.9 / (jobs / rate of the backing device)", &tail, Some(at_most(3.0)));
+    let worst = of(&|reached| reached.all().worst() / fair);
+    claim("longest request / the same", &worst, Some(at_most(10.0)));
+}
+
+fn claims(setup: &Setup, study: &mut Study, load: &Load, jobs: &str, alone: &Reached) {
     let of_full = |measure: &dyn Fn(&Course, &Burst) -> f64| -> Vec<f64> {
         let bursts = |course: &Course| -> Vec<f64> {
             let filling = course.bursts.len() - FULL_BURSTS;
@@ -321,6 +348,7 @@ fn claims(study: &mut Study, load: &Load, jobs: &str, alone: &Reached) {
     let rates: Vec<f64> = load.courses.iter().map(|one| one.endless.iops() / origin).collect();
     let what = format!("{jobs}: rate without pause / backing alone at depth 32");
     study.claims.push(Claim::new(what, &rates, at_least(0.9)));
+    smoothness(setup, study, load, jobs, alone);
     let apart: Vec<f64> = load.courses.iter().map(|one| one.endless.unfairness()).collect();
     if load.numjobs > 1 {
         let what = format!("{jobs}: requests of the first job / of the last, without pause");

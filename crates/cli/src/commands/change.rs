@@ -7,6 +7,7 @@ use super::create::read_table;
 use super::print_result;
 use crate::args::{LoadArgs, MessageArgs, NameArgs, RenameArgs};
 use crate::control::Client;
+use crate::loading::{current_directory, with_whole_line};
 use crate::output::print_note;
 use crate::runtime::RuntimeDir;
 
@@ -29,10 +30,11 @@ pub fn message(args: &MessageArgs) -> Result<()> {
 /// `udm load`.
 pub fn load(args: &LoadArgs) -> Result<()> {
     let table = read_table(&args.source)?;
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let directory = directory.to_str().context("the current directory's path is not UTF-8")?;
     let mut client = Client::connect(&RuntimeDir::open()?, &args.name)?;
-    let answer = client.order("Load", json!({ "table": table, "directory": directory }))?;
+    let answer = client.order("Load", json!({ "table": table, "directory": directory }));
+    let answer = answer.map_err(|error| with_whole_line(error, &table))?;
     for note in answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{}: {note}", args.name));
     }

@@ -20,6 +20,7 @@ use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attach_progress::{Shown, Step};
 use crate::control::{Answer, Client};
 use crate::daemon::{NAME_IS_USED, serve_here};
+use crate::loading::with_whole_line;
 use crate::output::{Usage, print_note};
 use crate::process::doing;
 use crate::runtime::{DeviceName, RuntimeDir};
@@ -69,7 +70,12 @@ pub fn create(args: CreateArgs) -> Result<()> {
         let exports = exports.collect::<udm::error::Result<Vec<Uri>>>()?;
         let addresses: Vec<_> = exports.iter().filter_map(Uri::socket).collect();
         activation::take(&addresses)?;
-        return serve_here(&spec, |ready| announce(args.json, ready, composed, args.force_format));
+        let is_composed = composed.is_some();
+        let ready = |ready: &Value| announce(args.json, ready, composed, args.force_format);
+        return serve_here(&spec, ready).map_err(|error| match is_composed {
+            true => in_words_of_create(&error),
+            false => with_whole_line(error, &spec.table),
+        });
     }
     if activation::is_asked() {
         let advice = "sockets were passed to this process (LISTEN_FDS), and only a server in the \
@@ -79,7 +85,7 @@ pub fn create(args: CreateArgs) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let ready = start_server(&runtime, &args.name, &spec).map_err(|error| match &composed {
         Some(_) => in_words_of_create(&error),
-        None => error,
+        None => with_whole_line(error, &spec.table),
     })?;
     announce(args.json, &ready, composed, args.force_format)
 }

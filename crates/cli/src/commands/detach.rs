@@ -2,7 +2,8 @@
 //! known part of the lost data:
 //!
 //! 1. A live server has the list of cached blocks in memory. A writecache knows the lost blocks
-//!    exactly. A pcache knows the cached ranges, and some of that data is also on the origin.
+//!    exactly. A pcache knows the cached ranges, and some of that data is also on the origin. If
+//!    the server has not met an error of the medium yet, it reads samples of the dirty data.
 //! 2. Without a live server, the command reads the medium as `recover` would read it. A readable
 //!    medium is not dead, so the command refuses to give it up. The memory of a dead server is
 //!    found only by the medium's label.
@@ -149,7 +150,8 @@ fn origins_of(table: &Table) -> Vec<DeviceWord> {
     table.lines.iter().filter_map(origin).collect()
 }
 
-/// The facts that a live server knows. Refused if its cache device has not failed.
+/// The facts that a live server knows. Refused if its cache device has not failed, and its dirty
+/// data can be read.
 fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
     let info = client.ask("Info", json!({}))?;
     let lines = info["lines"].as_array().cloned().unwrap_or_default();
@@ -158,13 +160,29 @@ fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
         |name: &str| facts().find(|fact| fact["name"] == name).map(|fact| fact["value"].clone());
     let failure = fact("medium_failure").and_then(|why| why.as_str().map(str::to_owned));
     let has_failed = fact("medium_has_failed") == Some(json!(true));
-    if failure.is_none() && !has_failed {
+    let is_known = failure.is_some() || has_failed;
+    let held = client.order("OnlyCached", json!({ "sample": !is_known }))?;
+    let (samples, unread) = (held["samples"].as_u64(), held["unread"].as_u64());
+    let (samples, unread) = (samples.unwrap_or(0), unread.unwrap_or(0));
+    if !is_known && unread == 0 {
+        let can_be_read = match samples {
+            0 => String::new(),
+            _ => format!(", and its dirty data can be read ({samples} samples)"),
+        };
         bail!(
-            "{name}: its cache device has not failed, even if it was deleted: `udm remove {name} \
-             --drain` writes all dirty data back without loss"
+            "{name}: its cache device has not failed, even if it was deleted{can_be_read}: `udm \
+             remove {name} --drain` writes all dirty data back without loss"
         );
     }
-    let held = client.ask("OnlyCached", json!({}))?;
+    let why = match failure {
+        Some(failure) => failure,
+        None if is_known => "the cache device has failed".into(),
+        None if unread == samples => "dirty data cannot be read from the cache device".into(),
+        None => format!(
+            "{unread} of {samples} samples of dirty data cannot be read from the cache device: \
+             write the rest back first with `udm drain {name}`"
+        ),
+    };
     let held = held["lines"].as_array().cloned().unwrap_or_default();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let range = |range: &Value| (number(&range[0]), number(&range[1]));
@@ -172,8 +190,7 @@ fn of_server(client: &mut Client, name: &DeviceName) -> Result<Known> {
     Ok(Known {
         ranges: Some(ranges.map(range).collect()),
         is_exact: held.iter().all(|line| line["is_exact"] == true),
-        why: failure.unwrap_or_else(|| "the cache device has failed".into())
-            + " (if it becomes readable again, `udm recover` writes back its dirty data)",
+        why: why + " (if it becomes readable again, `udm recover` writes back its dirty data)",
         is_consistent: fact("origin_is_consistent").and_then(|flag| flag.as_bool()),
     })
 }

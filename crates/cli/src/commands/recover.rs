@@ -10,7 +10,7 @@ mod metadata;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use serde_json::json;
 use udm::build::{self, SystemOpener, make_absolute};
 use udm::common::contents::Shape;
@@ -28,8 +28,7 @@ use super::remove::Interrupts;
 use crate::args::media::RecoverArgs;
 use crate::attach_progress::{Shown, watched};
 use crate::dead;
-use crate::loading::attach_notes;
-use crate::loading::{LoadHow, load_table};
+use crate::loading::{LoadHow, attach_notes, current_directory, load_table};
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
@@ -58,7 +57,7 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
         Subject::Cut(kind, found) => kind.recovery_table(&found.shape, &asked(args)),
         Subject::Whole(kind, shape) => kind.recovery_table(shape, &asked(args)),
     })?;
-    make_absolute(&mut table, &std::env::current_dir().context("the current directory")?);
+    make_absolute(&mut table, &current_directory())?;
     let runtime = RuntimeDir::open()?;
     let before = match args.accept_loss {
         false => dead::before(&table, &runtime)?,
@@ -188,7 +187,7 @@ fn open(table: &str) -> Result<Arc<Device>> {
     let runtime = RuntimeDir::open()?;
     let device = Device::new("recover")?;
     let how = LoadHow::default();
-    let directory = std::env::current_dir().context("the current directory")?;
+    let directory = current_directory();
     let load = || load_table(&device, table, &directory, &runtime, &how);
     let mut shown = Shown::new("recover");
     let loaded = watched(&how.progress, |step| shown.show(step), load);

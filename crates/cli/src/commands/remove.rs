@@ -53,6 +53,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     for note in left["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{name}: {note}"));
     }
+    note_unmarked(name, &left);
     let cache = left["cache"].as_str().unwrap_or("device");
     if let Some(why) = left["wipe_failed"].as_str() {
         bail!("{name}: removed, and its cache {cache} is clean, but could not be wiped: {why}");
@@ -90,6 +91,21 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         "trouble": left["trouble"],
     });
     print_result(args.json, &text, &value)
+}
+
+/// Warns if the cache may be used again, and will not notice changes of its origin.
+fn note_unmarked(name: &DeviceName, left: &Value) {
+    let may_be_used_again = left["cache"].is_string()
+        && left["is_wiped"] != true
+        && left["is_lost"] != true
+        && left["medium_failure"].is_null();
+    if may_be_used_again && left["is_origin_marked"] == false {
+        print_note(&format!(
+            "{name}: the state of the origin could not be recorded, so udm will not notice if \
+             another program changes the origin from now on: before you use it without the cache, \
+             create the device again and run `udm remove {name} --drain --wipe`"
+        ));
+    }
 }
 
 /// Removes the files of a dead server. Its shared memory is kept, because the next server needs it.

@@ -21,6 +21,7 @@ use udm::targets::{self, Fast, TargetType, Wanted, WordRole};
 use udm::units::{SECTOR, human_bytes};
 
 use crate::args::SetupArgs;
+use crate::loading::current_directory;
 use crate::output::{Usage, print_note, shell};
 
 /// The device to be created.
@@ -79,6 +80,13 @@ pub fn compose(name: &str, args: &SetupArgs, is_forced: bool) -> Result<Composed
     let (Some(origin), Some(fast)) = (&args.origin, &args.fast) else {
         return Err(Usage("--origin and --fast must be given together".into()).into());
     };
+    for (option, path) in [("--origin", origin), ("--fast", fast)] {
+        if path.contains('\n') {
+            let message =
+                format!("{option} {path:?}: a table cannot name a path with a line break");
+            return Err(Usage(message).into());
+        }
+    }
     let origin = origin_of(origin)?;
     let (fast, pmem) = fast_of(fast)?;
     refuse_the_same(&origin.word, &fast.word)?;
@@ -112,7 +120,7 @@ pub fn compose(name: &str, args: &SetupArgs, is_forced: bool) -> Result<Composed
         line += " rebind true";
     }
     let mut table = Table::parse(&line)?;
-    make_absolute(&mut table, &std::env::current_dir().context("the current directory")?);
+    make_absolute(&mut table, &current_directory())?;
     udm::build::check(&table)?;
     if fast.bytes > origin.bytes {
         print_note(&format!(

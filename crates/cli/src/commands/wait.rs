@@ -20,7 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm wait`.
 pub fn wait(args: &WaitArgs) -> Result<()> {
-    let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let time = args.timeout.as_ref().and_then(|timeout| timeout.time);
+    // A moment that cannot be expressed is never reached.
+    let deadline = time.and_then(|time| Instant::now().checked_add(time));
     loop {
         // A server that does not answer at all takes no longer than the timeout either.
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -29,10 +31,11 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
         let Some(why) = what_is_missing(args, patience)? else {
             return print_result(args.json, "", &json!({ "name": args.name.as_str() }));
         };
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            bail!("{}: {why} after {} s", args.name, args.timeout.unwrap_or(0));
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if let (Some(Duration::ZERO), Some(timeout)) = (left, &args.timeout) {
+            bail!("{}: {why} after {} s", args.name, timeout.given);
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY)));
     }
 }
 

@@ -56,15 +56,25 @@ impl Drop for Mounted {
 
 /// A device with dirty data whose SSD is dead; none where that cannot be had.
 fn with_dead_ssd(udm: &Udm, target: &str) -> Option<Mounted> {
+    let ssd = with_ssd(udm, target)?;
+    ssd.die().then_some(ssd)
+}
+
+/// A device with dirty data whose SSD can die.
+fn with_ssd(udm: &Udm, target: &str) -> Option<Mounted> {
     let ssd = Mounted::new(udm)?;
     let (origin, uri) = (udm.file("origin.img", ORIGIN_BYTES), udm.uri("vol.sock"));
     let fast = ssd.fast();
     let words = ["--origin", text(&origin), "--fast", text(&fast), "--target", target];
     udm.ok(&[&["create", "vol"], &words[..], &["--export", &uri]].concat());
     write_export(udm, &uri, &pattern(1, DIRTY));
+    if target == "cache" {
+        // Idle clients do not start write-back.
+        udm.ok(&["message", "vol", "0", "migration_threshold", "0"]);
+    }
     udm.ok(&["suspend", "vol"]);
     udm.ok(&["resume", "vol"]);
-    ssd.die().then_some(ssd)
+    Some(ssd)
 }
 
 /// Whether a text reports that the SSD, or the part of it with the blocks, failed.
@@ -102,6 +112,30 @@ fn a_dead_ssd_is_named_and_not_the_origin() {
         assert!(!value["lost_ranges"].as_array().unwrap().is_empty(), "{target}: {value}");
         assert_eq!(udm.ok(&["ls"]), "No devices found\n");
         assert!(std::fs::read(udm.path("origin.img")).unwrap()[DIRTY..] == before[DIRTY..]);
+    }
+}
+
+/// The server has not read the dead SSD: `detach` finds out that dirty data cannot be read.
+#[test]
+fn a_dead_ssd_is_detached_before_the_server_has_met_an_error() {
+    for target in ["writecache", "cache"] {
+        let udm = Udm::new();
+        let Some(ssd) = with_ssd(&udm, target) else { return };
+        let line = udm.refused(&["detach", "vol", "--accept-loss"]);
+        assert!(line.contains("has not failed") && line.contains("--drain"), "{target}: {line}");
+        assert!(line.contains("dirty data can be read (") || target == "cache", "{line}");
+        if !ssd.die() {
+            return;
+        }
+        let dirty = udm.json(&["info", "vol"])["dirty_bytes"].as_u64().unwrap();
+        assert!(dirty > 0, "{target}");
+        let line = udm.refused(&["detach", "vol"]);
+        assert!(line.contains("lost:") && line.contains("no change was made"), "{target}: {line}");
+        let value = udm.json(&["detach", "vol", "--accept-loss"]);
+        assert_eq!(value["lost_bytes"].as_u64(), Some(dirty), "{target}: {value}");
+        let first = value["lost_ranges"][0]["len"].as_u64();
+        assert!(first.is_some_and(|len| len > 0), "{target}: {value}");
+        assert_eq!(udm.ok(&["ls"]), "No devices found\n");
     }
 }
 

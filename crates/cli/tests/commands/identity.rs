@@ -1,5 +1,5 @@
-//! Who a disk is: a dirty cache is written back to its own disk, wherever that was moved, and to no
-//! other one. A table of kinds of disks and acts on them, for each target, with `create` and
+//! The identity of disks: a dirty cache is written back to its own disk, even if it was moved, and
+//! to no other disk. A table of kinds of disks and acts on them, for each target, with `create` and
 //! `recover`.
 
 use std::os::unix::fs::FileExt;

@@ -96,7 +96,7 @@ fn a_failing_origin_and_a_full_cache_are_told_once_with_errno() {
         lines_with(&log, what).len()
     };
     wait_until("the origin fails", || told("the origin fails: ") == 1);
-    wait_until("the cache is full", || told("the cache is full") == 1);
+    wait_until("writes wait", || told("dirty data nearly fills the cache") == 1);
     assert!(told("(errno 28)") == 1, "{}", log(&udm, "vol.log"));
     wait_until("write-back pauses", || told("write-back pauses") == 1);
     let info = udm.json(&["info", "vol"]);
@@ -106,10 +106,10 @@ fn a_failing_origin_and_a_full_cache_are_told_once_with_errno() {
     client("mount", &["-o", "remount,size=128m", text(&folder)]);
     assert!(writer.wait().unwrap().success());
     udm.ok(&["drain", "vol"]);
-    for what in ["the origin works again", "write-back resumes", "the cache has free space again"] {
+    for what in ["the origin works again", "write-back resumes", "writes wait no longer"] {
         wait_until(what, || told(what) == 1);
     }
-    for what in ["the origin fails: ", "write-back pauses", "the cache is full"] {
+    for what in ["the origin fails: ", "write-back pauses", "dirty data nearly fills"] {
         assert_eq!(told(what), 1, "{}", log(&udm, "vol.log"));
     }
     udm.ok(&["remove", "vol"]);

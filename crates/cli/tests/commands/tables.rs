@@ -204,3 +204,96 @@ fn a_mixed_lazy_device_is_made_again_from_its_table() {
     assert!(has_window());
     assert!(read_export(&udm, &uri) == data);
 }
+
+#[test]
+fn advice_names_the_whole_line() {
+    for target in ["pcache", "writecache", "cache"] {
+        let udm = Udm::new();
+        let (origin, other) = (udm.file("o", 8 << 20), udm.file("other", 8 << 20));
+        let (fast, meta) = (udm.file("f", 512 << 20), udm.file("m", 4 << 20));
+        let (fast, meta) = (text(&fast), text(&meta));
+        let line = |origin: &std::path::Path| match target {
+            "pcache" => format!("0 16384 pcache {fast} {} 0 max_age 3600000", text(origin)),
+            "writecache" => {
+                format!("0 16384 writecache s {} {fast} 4096 2 max_age 3600000", text(origin))
+            }
+            _ => format!("0 16384 cache {meta} {fast} {} 128 0 smq 0", text(origin)),
+        };
+        let uri = udm.uri("v.sock");
+        udm.ok(&["create", "v", "--table", &line(&origin), "--export", &uri]);
+        write_export(&udm, &uri, &pattern(3, 1 << 20));
+        udm.ok(&["remove", "v", "--force"]);
+        let refused = udm.run(&["create", "v", "--table", &line(&other)]);
+        let right = format!("{} rebind true", line(&other));
+        let advice = format!("; the whole line is `{right}`");
+        assert!(refused.code == 1 && refused.err.contains(&advice), "{target}: {refused:?}");
+        // The line is as good as the advice says.
+        udm.ok(&["create", "v", "--table", &right]);
+    }
+}
+
+#[test]
+fn own_options_among_the_counted_ones_are_refused_with_the_right_line() {
+    let udm = Udm::new();
+    let (origin, fast) = (udm.file("o", 8 << 20), udm.file("f", 8 << 20));
+    let (blocks, meta) = (udm.file("b", 8 << 20), udm.file("m", 4 << 20));
+    let (o, f, b, m) = (text(&origin), text(&fast), text(&blocks), text(&meta));
+    for (wrong, right) in [
+        (
+            format!("writecache s {o} {f} 4096 3 cleaner lost_memory accept"),
+            format!("writecache s {o} {f} 4096 1 cleaner lost_memory accept"),
+        ),
+        (
+            format!("cache {m} {b} {o} 128 0 smq 2 rebind true"),
+            format!("cache {m} {b} {o} 128 0 smq 0 rebind true"),
+        ),
+    ] {
+        let refused = udm.run(&["create", "v", "--table", &format!("0 16384 {wrong}")]);
+        let advice = format!("follows the counted arguments: `{right}`");
+        assert!(refused.code == 1 && refused.err.contains(&advice), "{refused:?}");
+        udm.ok(&["create", "v", "--table", &format!("0 16384 {right}")]);
+        udm.ok(&["remove", "v"]);
+    }
+}
+
+#[test]
+fn absolute_paths_work_in_a_directory_that_was_deleted() {
+    let udm = Udm::new();
+    let (origin, fast) = (udm.file("o", 8 << 20), udm.file("f", 8 << 20));
+    let (o, f) = (text(&origin), text(&fast));
+    let gone = udm.path("gone");
+    let run = |words: &[&str]| {
+        std::fs::create_dir(&gone).unwrap();
+        let own = udm.command(words);
+        // A shell is in the directory when it is deleted.
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "cd \"$0\" && rmdir \"$0\" && exec \"$@\"", text(&gone)]);
+        let output = udm.at_home(shell).arg(own.get_program()).args(words).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let line = format!("0 16384 linear {o} 0");
+    for words in [
+        &["create", "v", "--table", &line][..],
+        &["load", "v", "--table", &line],
+        &["ls"],
+        &["remove", "v"],
+        &["create", "v", "--origin", o, "--fast", f, "--target", "writecache"],
+        &["remove", "v"],
+        &["recover", f, o],
+    ] {
+        let (code, errors) = run(words);
+        assert_eq!(code, Some(0), "{words:?}: {errors}");
+    }
+    let (code, errors) = run(&["create", "v", "--table", "0 16384 linear o 0"]);
+    assert!(code == Some(1) && errors.contains("deleted: give absolute paths"), "{errors}");
+}
+
+#[test]
+fn a_path_with_a_line_break_is_refused_by_name() {
+    let udm = Udm::new();
+    let origin = udm.file("a\nb", 8 << 20);
+    let fast = udm.file("f", 8 << 20);
+    let outcome = udm.run(&["create", "v", "--origin", text(&origin), "--fast", text(&fast)]);
+    assert!(outcome.code == 2 && outcome.err.contains("--origin"), "{outcome:?}");
+    assert!(outcome.err.contains("a path with a line break"), "{outcome:?}");
+}

@@ -107,8 +107,8 @@ fn anonymous_bytes(udm: &Udm) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// mkfs and fstrim discard all that a file system does not use. The cost of that follows the data
-/// that is there: nothing becomes dirty where nothing was written, also the second time.
+/// mkfs and fstrim discard the unused space of a file system. The cost depends on the cached data,
+/// not on the length: unwritten ranges do not become dirty, not even the second time.
 #[test]
 fn discards_of_what_was_never_written_cost_nothing() {
     const GIB: u64 = 1 << 30;

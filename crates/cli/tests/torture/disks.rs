@@ -92,7 +92,7 @@ impl Disks {
                 return None;
             }
         };
-        std::fs::create_dir(folder).unwrap();
+        std::fs::create_dir_all(folder).unwrap();
         let inherited = Stdio::from(fuse.try_clone().unwrap());
         let drive = |(nth, (name, bytes)): (usize, &(String, u64))| {
             let (name, bytes) = (name.clone(), *bytes);
@@ -121,6 +121,14 @@ impl Disks {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// The program that serves the file system ends: open files fail from now on, and the path
+    /// leads to an empty folder.
+    #[allow(dead_code, reason = "only the commands' tests use it")]
+    pub fn die(self) {
+        let words = ["-f".as_ref(), self.folder.as_os_str()];
+        let _ = Command::new("umount").args(words).stderr(Stdio::null()).status();
     }
 
     fn with<T>(&self, name: &str, action: impl FnOnce(&Shared, &mut Drive) -> T) -> T {

@@ -106,6 +106,11 @@ impl Area {
         }
         match start.checked_add(len).filter(|end| *end <= device_bytes && len > 0) {
             Some(end) => Ok(start..end),
+            None if device_bytes < SECTOR => {
+                let why =
+                    format!("it has {device_bytes} bytes, which is not a whole sector of {SECTOR}");
+                Err(Error::new(Kind::NoSpace, format!("{name}: {why}")))
+            }
             None => {
                 let end = start.saturating_add(len.max(SECTOR));
                 let why = format!("it would end at byte {end}, but the device has {device_bytes}");

@@ -186,6 +186,10 @@ impl TableArgs {
         let what = "Error setting cache policy's config values";
         for (nth, pair) in words[from..].chunks(2).enumerate() {
             let at = from + 2 * nth;
+            if pair[0].text == "rebind" {
+                let details = self.with_rebind_behind(&words[from..], 2 * nth, from - 4);
+                return Err(wrong(words, at, what, &details));
+            }
             let [key, value] = pair else {
                 return Err(wrong(words, at, what, "a key without a value"));
             };
@@ -195,6 +199,20 @@ impl TableArgs {
             }
         }
         Ok(())
+    }
+
+    /// An explanation for `rebind`, word `nth` of the policy's `words`, with the right line, whose
+    /// `policy`th word from the block size on is their count.
+    fn with_rebind_behind(&self, words: &[Word], nth: usize, policy: usize) -> String {
+        let mut others: Vec<String> = words.iter().map(Word::quoted).collect();
+        let pair: Vec<String> = others.drain(nth..words.len().min(nth + 2)).collect();
+        let devices = [&self.metadata, &self.cache, &self.origin].map(Word::quoted).join(" ");
+        let before = self.rest[..policy].join(" ");
+        let line = [vec![others.len().to_string()], others, pair].concat().join(" ");
+        format!(
+            "'rebind' is an option of udm and follows the counted arguments: `cache {devices} \
+             {before} {line}`"
+        )
     }
 
     /// The words from the block size on, as they were given, without those that hold for one attach
@@ -320,6 +338,22 @@ mod tests {
             let text = parse(line).expect_err(line).to_string();
             assert!(text.starts_with(&format!("cache: {words}: ")), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn rebind_among_the_counted_words_is_shown_behind_them() {
+        for (line, right) in [
+            ("M C O 64 0 smq 2 rebind true", "M C O 64 0 smq 0 rebind true"),
+            (
+                "M C O 64 1 metadata2 mq 4 rebind true random_threshold 1",
+                "M C O 64 1 metadata2 mq 2 random_threshold 1 rebind true",
+            ),
+        ] {
+            let text = parse(line).expect_err(line).to_string();
+            assert!(text.ends_with(&format!("counted arguments: `cache {right}`")), "{text}");
+            assert!(parse(right).is_ok(), "{right}");
+        }
+        assert!(parse("M C O 64 0 smq 1 rebind").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! 4. A device that fails [`ROW_MAX`] copies in a row is dead until a copy works. From then on only
 //!    [`PROBES`] blocks are tried after each pause.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::retry::Retry;
 use crate::units::Nanos;
@@ -34,6 +34,8 @@ pub(super) enum Culprit {
 pub(super) struct Refused {
     /// How often in a row the copy of a slot has failed.
     tries: BTreeMap<u32, u32>,
+    /// The bad ones that were not tried since a drain began.
+    untried: BTreeSet<u32>,
     /// Copies that failed since one worked.
     row: u32,
     retry: Retry,
@@ -45,6 +47,7 @@ pub(super) struct Refused {
 impl Refused {
     fn fail(&mut self, slot: u32) {
         self.row = self.row.saturating_add(1);
+        self.untried.remove(&slot);
         *self.tries.entry(slot).or_default() += 1;
         self.has_worked &= !self.is_dead();
     }
@@ -55,6 +58,7 @@ impl Refused {
     }
 
     fn forget(&mut self, slot: u32) {
+        self.untried.remove(&slot);
         if self.tries.remove(&slot).is_some() && self.tries.is_empty() {
             *self = Refused { row: self.row, ..Refused::default() };
         }
@@ -161,14 +165,27 @@ impl Aside {
         some.map(|of| of.retry_at).min()
     }
 
-    /// The next copies begin without a pause.
+    /// A drain begins: the next copies begin without a pause, and bad blocks get one more try
+    /// before the drain may end without them.
     pub(super) fn end_pauses(&mut self) {
-        (self.unread.retry_at, self.untaken.retry_at) = (0, 0);
+        for of in [&mut self.unread, &mut self.untaken] {
+            of.retry_at = 0;
+            of.untried = if of.is_dead() { BTreeSet::new() } else { of.bad().collect() };
+        }
+    }
+
+    /// The origin has served a client: its blocks are tried again without a pause.
+    pub(super) fn end_pause_of_origin(&mut self) {
+        self.untaken.retry_at = 0;
     }
 
     /// Whether only bad blocks are left of `dirty` dirty ones, and both devices did all they can.
     /// `counts` returns whether a slot is one of those.
     pub(super) fn is_all(&self, dirty: u32, counts: impl Fn(u32) -> bool) -> bool {
+        let mut untried = self.unread.untried.iter().chain(&self.untaken.untried);
+        if untried.any(|slot| counts(*slot)) {
+            return false;
+        }
         let mut slots: Vec<u32> = self.unread.bad().collect();
         if self.untaken.has_worked {
             slots.extend(self.untaken.bad());
@@ -209,6 +226,21 @@ mod tests {
         aside.worked(Culprit::Origin);
         (0..ROW_MAX).for_each(|slot| aside.forget(slot));
         assert!(aside.is_empty() && aside.is_due(7, 0) && aside.retry_at().is_none());
+    }
+
+    #[test]
+    fn a_drain_tries_bad_blocks_once_more() {
+        let mut aside = Aside::default();
+        (0..TRIES_MAX).for_each(|_| aside.fail(3, Culprit::Cache));
+        assert!(aside.is_all(1, |_| true));
+        aside.end_pauses();
+        assert!(!aside.is_all(1, |_| true) && aside.is_due(3, 0));
+        aside.fail(3, Culprit::Cache);
+        assert!(aside.is_all(1, |_| true));
+        // A dead device is not tried with each of them.
+        (0..ROW_MAX).for_each(|_| aside.fail(3, Culprit::Cache));
+        aside.end_pauses();
+        assert!(aside.is_all(1, |_| true));
     }
 
     #[test]

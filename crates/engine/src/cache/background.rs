@@ -1,13 +1,15 @@
 //! The background: blocks enter, leave and are written back; commits without a waiting request.
 
+mod draining;
+
 use std::collections::VecDeque;
 
-use crate::common::cycle::Cycle;
+use crate::common::cycle::{Cycle, Served};
 use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Events, Port};
 use crate::units::{MIB, Nanos, SECOND, SECTOR};
@@ -44,6 +46,10 @@ pub(super) struct Background {
     agenda: Mutex<Agenda>,
     wakeup: Wakeup,
     requests: AtomicU64,
+    /// The end left no record of the origin's state.
+    pub(super) is_unmarked: AtomicBool,
+    /// Whether the origin has served a client during a pause of write-back.
+    pub(super) served: Served,
     /// I/O for ports that may not be driven again.
     handed_over: Mutex<VecDeque<DiskIo>>,
 }
@@ -168,6 +174,8 @@ impl Background {
             agenda: Mutex::default(),
             wakeup: Wakeup::new(events),
             requests: AtomicU64::new(0),
+            is_unmarked: AtomicBool::new(false),
+            served: Served::default(),
             handed_over: Mutex::default(),
         }
     }
@@ -201,6 +209,10 @@ impl Cache {
     pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let mut agenda = self.background.lock();
         agenda.now = now;
+        if self.background.served.take() {
+            agenda.cycle.end_early();
+            self.blocks().slots.aside.end_pause_of_origin();
+        }
         let requests = self.background.requests.load(Ordering::Relaxed);
         if requests != agenda.quiet.requests {
             agenda.quiet.requests = requests;
@@ -247,29 +259,6 @@ impl Cache {
         if is_awaited {
             self.events.room();
         }
-    }
-
-    /// See `Target::set_draining`.
-    pub(super) fn order_drain(&self, is_draining: bool) {
-        let mut agenda = self.background.lock();
-        agenda.is_older = !agenda.is_idle();
-        if is_draining {
-            agenda.end_pause();
-        }
-        let mut blocks = self.blocks();
-        blocks.slots.await_dirty(is_draining);
-        if is_draining {
-            blocks.slots.aside.end_pauses();
-        }
-        drop(blocks);
-        self.orders.set_draining(is_draining);
-        drop(agenda);
-        self.events.work();
-    }
-
-    /// See [`Target::left_to_drain`](crate::target::Target::left_to_drain).
-    pub(super) fn bytes_to_drain(&self) -> u64 {
-        u64::from(self.blocks().slots.to_drain()) * self.plan.block_bytes
     }
 
     /// All that the background does, in this order.
@@ -335,7 +324,9 @@ impl Cache {
     /// The cycle of write-back.
     fn write_back(&self, agenda: &mut Agenda, port: &mut Port) {
         let is_suspended = self.orders.is_suspended();
-        agenda.cycle.plan_retry(agenda.now);
+        if agenda.cycle.plan_retry(agenda.now) {
+            self.background.served.want(agenda.cycle.may_end_early(agenda.now));
+        }
         if !is_suspended && agenda.cycle.is_free(agenda.now) {
             if let Some(hurries) = self.cleans(agenda).filter(|_| agenda.left.is_empty()) {
                 self.gather(agenda, hurries);

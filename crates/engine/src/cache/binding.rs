@@ -71,7 +71,7 @@ pub(super) fn is_markable(uuid: &[u8; 16]) -> bool {
     *uuid == [0; 16] || sums_of(uuid).is_some()
 }
 
-/// Compares the cache device and the origin with those of the mark, if there is one.
+/// Compares the cache device and the origin with the mark, if there is a mark.
 pub(super) fn compare(devices: &Devices, superblock: &Superblock) -> [Match; 2] {
     let Some(sums) = sums_of(&superblock.fields.uuid) else { return [Match::Possible; 2] };
     let of = |disk: &dyn Disk, recorded| {

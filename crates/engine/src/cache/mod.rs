@@ -86,6 +86,7 @@ use crate::bio::{Bio, Op};
 use crate::common::per_port::PerPort;
 use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, TargetLimits, Waiting};
 use crate::units::Nanos;
@@ -175,6 +176,10 @@ impl Target for Cache {
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {
+        let is_of_client = matches!(io.token & TOKEN_KIND, TOKEN_REQUEST | TOKEN_FLUSH);
+        if is_of_client && io.result.is_ok() && Arc::ptr_eq(&io.disk, self.origin.disk()) {
+            self.background.served.note(&self.events);
+        }
         match io.token & TOKEN_KIND {
             TOKEN_REQUEST => self.complete_request(io, port),
             TOKEN_FLUSH => self.complete_flush(io, port),
@@ -268,7 +273,12 @@ impl Target for Cache {
     }
 
     fn detach(&self) {
-        self.end();
+        let is_marked = self.end();
+        self.background.is_unmarked.store(!is_marked, Ordering::SeqCst);
+    }
+
+    fn is_origin_marked(&self) -> bool {
+        !self.background.is_unmarked.load(Ordering::SeqCst)
     }
 
     fn resume(&self) -> Result<()> {

@@ -73,23 +73,30 @@ pub(super) fn note_of(origin: &Arc<dyn Disk>) -> Option<OriginNote> {
 
 impl Cache {
     /// The server ends: the metadata gets the note of the origin, if the cache is at rest and the
-    /// medium has its exact state. If that fails, the metadata gets no note.
-    pub(super) fn end(&self) {
+    /// medium has its exact state. If that fails, the metadata gets no note. Returns whether they
+    /// have one.
+    pub(super) fn end(&self) -> bool {
         let trouble = self.blocks().trouble;
         let is_in_trouble = trouble.has_lost || trouble.is_stuck || trouble.doubts > 0;
         let mut state = self.commits.lock();
         let is_at_rest = state.is_idle() && state.has_rested;
-        if is_in_trouble || !is_at_rest || self.orders.has_handed_over() {
-            return;
+        if self.orders.has_handed_over() {
+            return true;
         }
-        let Some(note) = note_of(self.origin.disk()) else { return };
+        if is_in_trouble || !is_at_rest {
+            return false;
+        }
+        let Some(note) = note_of(self.origin.disk()) else { return false };
         let mut superblock = state.writer.superblock().clone();
         superblock.note = Some(note);
         let prepared = state.writer.prepare(&Change::of_superblock(superblock));
-        let Ok(mut transaction) = prepared else { return };
-        match transaction.carry_out(&self.metadata) {
+        let Ok(mut transaction) = prepared else { return false };
+        let carried_out = transaction.carry_out(&self.metadata);
+        let is_stored = carried_out.is_ok();
+        match carried_out {
             Ok(()) => state.writer.committed(transaction),
             Err((_, reached)) => state.writer.abandoned(transaction, reached),
         }
+        is_stored
     }
 }

@@ -1,11 +1,13 @@
 //! The cycle of write-back: a batch is written to the slow device, the device is flushed, and only
 //! then does the batch count as written back. After a failure the batch is written again; the pause
-//! before each attempt grows.
+//! before each attempt grows. A pause also ends when the device serves a client ([`Served`]).
 //!
 //! Each engine decides which data a batch has, and what changes when the batch ends.
 
 use crate::base::retry::Retry;
 use crate::error::Status;
+use crate::sync::atomic::{AtomicU8, Ordering};
+use crate::target::Events;
 use crate::units::Nanos;
 
 /// The state of the cycle.
@@ -29,6 +31,8 @@ pub(crate) enum Phase {
 pub(crate) struct Cycle {
     phase: Phase,
     retry: Retry,
+    /// The end that a pause had before it was ended early.
+    was_until: Nanos,
     /// Why the present batch, or the last one, failed.
     failure: Option<Status>,
 }
@@ -56,6 +60,20 @@ impl Cycle {
     pub(crate) fn end_pause(&mut self) {
         if let Phase::Pausing(until) = &mut self.phase {
             *until = 0;
+        }
+    }
+
+    /// Whether a success of a client may end the pause: not if the last attempt began by such a
+    /// success and failed, because a device may serve reads and refuse writes.
+    pub(crate) fn may_end_early(&self, now: Nanos) -> bool {
+        self.deadline().is_some() && now >= self.was_until
+    }
+
+    /// A client was served: ends the pause.
+    pub(crate) fn end_early(&mut self) {
+        if let Some(until) = self.deadline() {
+            self.was_until = until;
+            self.end_pause();
         }
     }
 
@@ -124,9 +142,78 @@ impl Cycle {
     }
 }
 
+/// Whether the slow device has served a request of a client during a pause of write-back. Requests
+/// end on any thread, so this is not a part of [`Cycle`], which the background locks.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    state: AtomicU8,
+}
+
+/// No pause may end early.
+const UNWANTED: u8 = 0;
+/// The next success ends the pause.
+const WANTED: u8 = 1;
+/// There was a success.
+const SEEN: u8 = 2;
+
+impl Served {
+    /// A pause began, or not: whether the next success is to wake the background.
+    pub(crate) fn want(&self, is_wanted: bool) {
+        self.state.store(if is_wanted { WANTED } else { UNWANTED }, Ordering::SeqCst);
+    }
+
+    /// The slow device has served a request of a client.
+    #[inline]
+    pub(crate) fn note(&self, events: &Events) {
+        if self.state.load(Ordering::Relaxed) == WANTED
+            && self.state.swap(SEEN, Ordering::SeqCst) == WANTED
+        {
+            events.work();
+        }
+    }
+
+    /// The next tick of the background ends a pause, as after a success.
+    pub(crate) fn force(&self) {
+        self.state.store(SEEN, Ordering::SeqCst);
+    }
+
+    /// Whether there was a success since the last call of `want`; returns true once.
+    pub(crate) fn take(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == SEEN
+            && self.state.swap(UNWANTED, Ordering::SeqCst) == SEEN
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn fail(cycle: &mut Cycle, now: Nanos) {
+        assert!(cycle.is_free(now));
+        cycle.gather();
+        cycle.write();
+        cycle.fail();
+        assert!(cycle.plan_retry(now));
+    }
+
+    #[test]
+    fn a_served_client_ends_a_pause_once() {
+        let (mut cycle, served, events) = (Cycle::default(), Served::default(), Events::default());
+        served.note(&events);
+        assert!(!served.take(), "no pause");
+        fail(&mut cycle, 1);
+        served.want(cycle.may_end_early(1));
+        served.note(&events);
+        assert!(served.take() && !served.take());
+        let until = cycle.deadline().unwrap();
+        cycle.end_early();
+        // The attempt fails as well: the device serves reads only.
+        fail(&mut cycle, 2);
+        assert!(!cycle.may_end_early(2) && !cycle.may_end_early(until - 1));
+        let until = cycle.deadline().unwrap();
+        fail(&mut cycle, until);
+        assert!(cycle.may_end_early(until));
+    }
 
     #[test]
     fn what_failed_pauses_each_time_for_longer() {

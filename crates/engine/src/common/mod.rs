@@ -4,4 +4,5 @@ pub mod contents;
 pub(crate) mod cycle;
 pub(crate) mod per_port;
 pub(crate) mod room;
+pub(crate) mod throttle;
 pub(crate) mod wakeup;

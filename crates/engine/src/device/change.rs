@@ -174,8 +174,9 @@ impl Device {
     }
 
     /// Drops the tables and all devices under them. Parked and later bios fail. The device must be
-    /// suspended, or never have been active.
-    pub fn remove(&self) -> Result<()> {
+    /// suspended, or never have been active. Returns whether the next attach can find out that
+    /// another program has changed an origin meanwhile.
+    pub fn remove(&self) -> Result<bool> {
         let _change = lock(&self.change);
         {
             let slots = lock(&self.slots);
@@ -186,11 +187,13 @@ impl Device {
         }
         self.clear();
         let old = lock(&self.slots).active.clone();
-        old.iter().flat_map(|old| old.lines()).for_each(|line| line.target.detach());
+        let lines = || old.iter().flat_map(|old| old.lines());
+        lines().for_each(|line| line.target.detach());
+        let are_marked = lines().all(|line| line.target.is_origin_marked());
         drop(old);
         self.set_table(None, DeviceState::Empty);
         self.events.room();
-        Ok(())
+        Ok(are_marked)
     }
 
     /// Replaces the active table, first in the slot, then in each port.

@@ -44,7 +44,7 @@ pub(super) struct FileFacts {
     pub path: String,
 }
 
-/// The facts about a block device that is no partition.
+/// The facts about a whole block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskFacts {
     /// Found attributes in sysfs: the path there, and the text.
@@ -57,7 +57,7 @@ pub(super) struct DiskFacts {
     pub backing: Option<Backing>,
 }
 
-/// What is behind a loop device.
+/// The backing file of a loop device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Backing {
     /// The file or device, if the path of it leads there.
@@ -171,7 +171,7 @@ fn of_disk(file: &OwnedFd, device: (u32, u32), loops: u32) -> DiskFacts {
     }
 }
 
-/// The file behind a loop device, which is opened at `device`.
+/// The backing file of the loop device that is opened at `device`.
 fn backing(file: &OwnedFd, device: (u32, u32), path: &str, loops: u32) -> Backing {
     let known = ioctls::loop_file(file);
     let start = sysfs(device, "loop/offset").and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -46,7 +46,7 @@ pub(super) struct Files {
     pub whole: Arc<Whole>,
     /// Its length and times when it was opened.
     pub opened: Statx,
-    /// Whether a change of its content changes its times, and nothing else does.
+    /// Whether its times change if and only if its content changes.
     pub times_tell: bool,
     /// Reads from this byte of the disk on return written data; `u64::MAX`: unknown.
     pub written_from: AtomicU64,

@@ -3,7 +3,7 @@
 //! docs/identity.md lists the facts for each kind of disk. The rules:
 //!
 //! 1. A fact that is absent or zero never counts as a match: it is not part of an identity.
-//! 2. A number that the kernel draws anew for each mount or boot is not part of an identity, if
+//! 2. A number that the kernel chooses for each mount or boot is not part of an identity, if
 //!    there is a better fact: the device's number, the number of a loop device, the inodes of FUSE.
 //! 3. A disk that is a part of another disk has the identity of the other one, with the place of
 //!    the part. So a loop device has the identity of its file.
@@ -19,7 +19,7 @@ use super::ioctls::Uuid;
 const IDENTITY_BYTES_MAX: usize = 200;
 
 /// Serial numbers that makers put into many of their devices, in lower case, letters and digits
-/// only. A text of one repeated character counts as such a number, too.
+/// only. A text of one repeated character counts as such a number.
 const SERIALS_OF_MANY: [&str; 12] = [
     "none",
     "na",
@@ -175,7 +175,7 @@ fn words_of_disk(disk: &DiskFacts) -> (String, Option<String>) {
     if let Some(text) = attribute(disk, "dm/name") {
         return (format!("dm name {text} of {bytes} bytes"), None);
     }
-    // The number is that of the bridge for some disks on USB: size and model tell more.
+    // For some USB disks, this is the bridge's number, so size and model are needed as well.
     let model = attribute(disk, "device/model").map(|model| format!(" model {model}"));
     let model = model.unwrap_or_default();
     let numbers = [

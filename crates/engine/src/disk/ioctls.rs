@@ -65,8 +65,8 @@ pub(super) fn generation(file: impl AsFd) -> Option<u32> {
     Some(answer[0])
 }
 
-/// The device number, as major and minor, and the inode of the file behind an open loop device or
-/// a partition of it.
+/// The device number, as major and minor, and the inode of the backing file of an open loop device
+/// or of a partition of it.
 pub(super) fn loop_file(device: impl AsFd) -> Option<((u32, u32), u64)> {
     // SAFETY: the request writes one answer of this layout.
     let answer = unsafe { ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }.ok()?;

@@ -36,6 +36,7 @@ mod file;
 mod files;
 mod flushes;
 mod flushing;
+mod holders;
 mod holes;
 mod identity;
 mod ioctls;
@@ -255,9 +256,16 @@ pub fn troubles(disk: &dyn Disk, role: &str) -> Troubles {
         0 => place,
         start => format!("{place}, from byte {start} on,"),
     };
+    let errors = disk.errors();
+    let is_failing = errors.count > 0 && !errors.has_worked;
     let gone = absence.map(|absence| {
         let what = absence.words();
         match absence {
+            Absence::Replaced if is_failing => format!(
+                "{role} {name}: the path leads to another file than the one that is open, which \
+                 fails: `udm remove`, then the same `udm create`, go on with the file at \
+                 the path"
+            ),
             Absence::Deleted => format!(
                 "{role} {name} {what}: its data is lost when this server ends; copy it from \
                  {place} first"

@@ -13,6 +13,7 @@ use super::errors::Errors;
 use super::facts::{self, DIO_ALIGN, stat};
 use super::files::Files;
 use super::flushing::Flushing;
+use super::holders;
 use super::identity;
 use super::lazy::{Budget, Lazy, ReadMode};
 use super::pacer;
@@ -177,7 +178,7 @@ pub(super) fn open(
     let files = Files {
         whole,
         opened: stat,
-        // Where nothing tells the file from another, its times may be those of the mount.
+        // If the file is known by its place only, it may have the times of the mount.
         times_tell: limits.identity.doubt().is_none(),
         written_from: AtomicU64::new(u64::MAX),
         start: part.start,
@@ -402,8 +403,9 @@ fn read_only(name: &str, what: &str) -> Error {
 fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
     let is_read_only = mode != OpenMode::Exclusive;
     let fail = |errno: rustix::io::Errno| Error::from_io("opening", name, errno.into());
-    let busy = || {
-        Error::new(Kind::Busy, format!("{name} is in use by a device, a mount or another program"))
+    let busy = |who: Option<String>| {
+        let who = who.unwrap_or_else(|| "a device, a mount or another program".into());
+        Error::new(Kind::Busy, format!("{name} is in use by {who}"))
     };
     // Checked before opening: opening some things (a tape, a pipe) has effects.
     let kind = rustix::fs::stat(path).map_err(fail)?;
@@ -424,7 +426,7 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
         }
     }
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::BUSY => busy(),
+        rustix::io::Errno::BUSY => busy(None),
         rustix::io::Errno::ROFS => read_only(name, "cannot be written"),
         rustix::io::Errno::ACCESS if may_read(path) => {
             read_only(name, "may not be written by this user")
@@ -432,12 +434,15 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
         errno => fail(errno),
     })?;
     if kind == FileType::RegularFile && mode != OpenMode::ReadOnly {
+        if holders::is_swap(&file) {
+            return Err(busy(Some("the kernel, which swaps to it (`swapoff` ends that)".into())));
+        }
         let operation = match mode {
             OpenMode::Shared => FlockOperation::NonBlockingLockShared,
             _ => FlockOperation::NonBlockingLockExclusive,
         };
         lock_soon(&file, operation).map_err(|errno| match errno {
-            rustix::io::Errno::WOULDBLOCK => busy(),
+            rustix::io::Errno::WOULDBLOCK => busy(holders::of(&file)),
             errno => Error::from_io("locking", name, errno.into()),
         })?;
     }

@@ -4,10 +4,11 @@
 //! were discarded whole, take no memory and read as zeroes. I/O is carried out and completed within
 //! `start`, so a caller never sees half of another thread's write to a chunk.
 
-use super::{Disk, DiskIo, DiskLimits, Evidence, Ring, check};
+use super::{Disk, DiskIo, DiskLimits, Evidence, Extent, Ring, check};
 use crate::bio::Op;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Mutex, lock};
+
 use crate::topology::Topology;
 use crate::units::{MIB, SECTOR};
 
@@ -20,6 +21,7 @@ pub struct RamDisk {
     chunks: Vec<Mutex<Option<Box<[u8]>>>>,
     counters: Counters,
     has_evidence: bool,
+    has_holes: bool,
 }
 
 /// Counts of operations.
@@ -84,7 +86,8 @@ impl RamDisk {
             kernel_name: "ram".into(),
         };
         let chunks = (0..size_bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
-        RamDisk { limits, chunks, counters: Counters::default(), has_evidence: false }
+        let counters = Counters::default();
+        RamDisk { limits, chunks, counters, has_evidence: false, has_holes: false }
     }
 
     /// The same disk under another name, which is also its identity.
@@ -98,6 +101,12 @@ impl RamDisk {
     /// The same disk, whose content caches record when they end.
     pub fn with_evidence(mut self) -> RamDisk {
         self.has_evidence = true;
+        self
+    }
+
+    /// The same disk, which reports as holes what takes no memory.
+    pub fn with_holes(mut self) -> RamDisk {
+        self.has_holes = true;
         self
     }
 
@@ -179,6 +188,15 @@ impl Disk for RamDisk {
 
     fn evidence(&self, _is_end: bool) -> Evidence {
         if self.has_evidence { Evidence::Content } else { Evidence::Nothing }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        if !self.has_holes {
+            return (len, Extent::Data);
+        }
+        let chunk = lock(&self.chunks[(offset / CHUNK) as usize]);
+        let kind = if chunk.is_some() { Extent::Data } else { Extent::Zeroes };
+        (len.min(CHUNK - offset % CHUNK), kind)
     }
 
     fn start(&self, mut io: DiskIo, ring: &mut Ring) {

@@ -21,7 +21,7 @@ pub enum Same {
     },
     /// It is the same disk, and another program changed it; the difference in a few words.
     Changed(&'static str),
-    /// All that is recorded agrees, and it is too little for "yes": the cache has no stamp, because
+    /// All recorded facts agree, but they are too few for "yes": the cache lacks a stamp, because
     /// its server died, or the disk's identity is one that others may have.
     CannotTell,
 }
@@ -88,7 +88,7 @@ impl Same {
         matches!(self, Same::Yes | Same::Another { has_its_data: true })
     }
 
-    /// An error text, if the cache must not be used with this disk unless the user says so. For
+    /// An error text, if the cache must not be used with this disk without the user's consent. For
     /// [`Same::Changed`], the caller has found dirty data.
     pub fn refusal(self, words: &Refused<'_>) -> Option<String> {
         let Refused { cache, disk, role, known, known_bytes, dirty, remedy } = *words;

@@ -37,6 +37,8 @@ const LOOK_EVERY: u64 = 20;
 #[derive(Debug)]
 pub(crate) struct Whole {
     path: PathBuf,
+    /// The device and inode of the file when it was opened.
+    opened_as: Option<(u64, u64)>,
     opened_bytes: u64,
     /// The shortest length seen.
     left_bytes: AtomicU64,
@@ -83,6 +85,7 @@ impl Whole {
     pub(crate) fn new(path: &Path, file: impl AsFd, bytes: u64) -> Whole {
         Whole {
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+            opened_as: fstat(&file).ok().map(|stat| (stat.st_dev, stat.st_ino)),
             opened_bytes: bytes,
             left_bytes: AtomicU64::new(bytes),
             is_hollow: AtomicBool::new(false),
@@ -243,7 +246,8 @@ impl Whole {
     /// Checks the file's name. Returns the change, if there was one. The removal of a device node
     /// does not count.
     pub(crate) fn absence(&self, file: impl AsFd) -> Option<Absence> {
-        let own = fstat(file).ok()?;
+        // The file system under an open file may be gone, as a FUSE program that has ended.
+        let Ok(own) = fstat(file) else { return self.is_elsewhere().then_some(Absence::Replaced) };
         let is_file = FileType::from_raw_mode(own.st_mode) == FileType::RegularFile;
         if is_file && own.st_nlink == 0 {
             return Some(Absence::Deleted);
@@ -256,6 +260,14 @@ impl Whole {
             }
             Err(_) => None,
         }
+    }
+}
+
+impl Whole {
+    /// Whether the path leads to a file, and not to the opened one.
+    fn is_elsewhere(&self) -> bool {
+        let found = rustix::fs::stat(&self.path).map(|stat| (stat.st_dev, stat.st_ino));
+        found.is_ok_and(|found| self.opened_as.is_some_and(|opened| opened != found))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The background of a cache: its work, under its lock; the order of the work, and the time of the
 //! next check.
 
+use crate::common::cycle::Served;
+use crate::common::throttle::Throttle;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -41,6 +43,7 @@ pub(super) struct Work {
     look_at: Nanos,
     last_close: Nanos,
     pub(super) pace: Pace,
+    pub(super) throttle: Throttle,
     pub(super) writeback: Writeback,
     pub(super) sweep: Sweep,
     pub(super) replay: Option<Replay>,
@@ -56,6 +59,10 @@ pub(super) struct Background {
     /// A drain ends when this many bytes, of all dirty bytes ever stored, are written back.
     drains_to: AtomicU64,
     is_suspended: AtomicBool,
+    /// The end left no record of the origin's state.
+    pub(super) is_unmarked: AtomicBool,
+    /// Whether a miss was served during a pause of write-back.
+    pub(super) served: Served,
     /// Whether there is a [`Replay`].
     is_replaying: AtomicBool,
     /// Findings of the attach, and later ones.
@@ -66,16 +73,19 @@ impl Background {
     /// Starts with the remaining work and the findings of the attach.
     pub(super) fn new(
         writeback: Writeback,
+        throttle: Throttle,
         replay: Option<Replay>,
         replay_slice: u64,
         notes: Vec<String>,
     ) -> Background {
         Background {
             is_draining: AtomicBool::new(false),
+            is_unmarked: AtomicBool::new(false),
+            served: Served::default(),
             drains_to: AtomicU64::new(NOT_LOGGED),
             is_suspended: AtomicBool::new(false),
             is_replaying: AtomicBool::new(replay.is_some()),
-            work: Mutex::new(Work { writeback, replay, replay_slice, ..Work::default() }),
+            work: Mutex::new(Work { writeback, throttle, replay, replay_slice, ..Work::default() }),
             notes: Mutex::new(notes),
         }
     }
@@ -125,12 +135,16 @@ impl Pcache {
         let work = &mut *self.background.lock();
         work.now = now;
         if was_suspended.unwrap_or_else(|| self.background.is_suspended()) {
-            return None;
+            return self.signals.room().plan(None);
+        }
+        if self.background.served.take() {
+            work.writeback.end_early();
         }
         self.look_at_medium(work);
         self.replay_slice(work);
         self.mark_drain();
         self.work(work, Occasion::Tick, port);
+        self.limit_writers(&mut work.throttle, now);
         self.give_up_if_hopeless(work);
         self.next_look(work)
     }
@@ -164,7 +178,7 @@ impl Pcache {
             }
             Occasion::BatchEnded => self.collection_step(work),
         }
-        self.look_at_collection(&mut work.pace, work.now);
+        self.look_at_collection(&mut work.pace);
         match occasion {
             // Data kept after keys that are not dirty can be given up, once write-back has passed
             // them.
@@ -235,7 +249,8 @@ impl Pcache {
     }
 
     fn begin_batch(&self, work: &mut Work, port: &mut Port) {
-        self.writeback_step(&mut work.writeback, work.pace.batch_bytes(), work.now, port);
+        let bytes = self.batch_bytes(&work.pace);
+        self.writeback_step(&mut work.writeback, bytes, work.now, port);
     }
 
     /// The time when write-back will have work, if no event comes before.
@@ -299,6 +314,9 @@ impl Pcache {
         self.background.drains_to.store(NOT_LOGGED, Ordering::SeqCst);
         self.background.is_draining.store(is_draining, Ordering::SeqCst);
         self.mark_drain();
+        if is_draining {
+            self.background.served.force();
+        }
         self.signals.work();
     }
 
@@ -353,11 +371,12 @@ impl Pcache {
             self.signals.wakeup().keep();
             return Some(now);
         }
+        let share = self.signals.room().plan(work.throttle.deadline());
         let has_work = self.stripes.has_open_keys() || self.log.dirty_tail() != self.log.head();
-        if has_work {
+        if has_work || share.is_some() {
             self.signals.wakeup().keep();
-            let next = self.writeback_deadline(work).unwrap_or(Nanos::MAX);
-            return Some(next.clamp(now, now + CLOSE_AFTER));
+            let next = [self.writeback_deadline(work), share].into_iter().flatten().min();
+            return Some(next.unwrap_or(Nanos::MAX).clamp(now, now + CLOSE_AFTER));
         }
         self.signals.wakeup().next_look(now, CLOSE_AFTER)
     }

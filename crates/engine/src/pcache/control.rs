@@ -31,15 +31,18 @@ impl Pcache {
     }
 
     /// The server detaches. The label records this if all acknowledged writes are in the log;
-    /// otherwise the label is not changed, and the next server takes the cache up.
-    pub(super) fn end(&self) {
+    /// otherwise the label is not changed, and the next server takes the cache up. Returns whether
+    /// it has the origin's state.
+    pub(super) fn end(&self) -> bool {
         if self.stripes.has_open_keys() || self.log.has_failed() {
-            return;
+            return false;
         }
         let stamp = Stamp::at_end(&self.backing, self.identity.backing_bytes());
-        if self.identity.say_at_rest(stamp) {
+        let is_at_rest = self.identity.say_at_rest(stamp);
+        if is_at_rest {
             self.stripes.open().end();
         }
+        is_at_rest && stamp.is_some()
     }
 
     /// The kernel's status: `sb_flags segs segs used gc% flags head dirty_tail key_tail`.

@@ -258,7 +258,7 @@ impl Pcache {
 
     /// Whether space is so short that writes wait or soon will.
     pub(super) fn is_space_short(&self) -> bool {
-        self.signals.room().is_wanted() || self.segments.free() < self.free_wanted()
+        self.signals.room().is_short() || self.segments.free() < self.free_wanted()
     }
 
     fn wants_collection(&self, gc: &mut Gc) -> bool {
@@ -485,16 +485,8 @@ impl Pcache {
 
     /// Wakes waiting bios if there is room for them.
     pub(super) fn tell_room(&self) {
-        let room = match self.has_room() {
-            true => {
-                let free = self
-                    .segments
-                    .free()
-                    .saturating_sub(LOG_RESERVE + self.collector.write_reserve());
-                u64::from(free) * u64::from(self.media.geometry.data_bytes())
-            }
-            false => 0,
-        };
-        self.signals.tell_room(room);
+        if self.has_room() {
+            self.signals.tell_room();
+        }
     }
 }

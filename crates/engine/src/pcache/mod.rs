@@ -307,7 +307,12 @@ impl Target for Pcache {
     }
 
     fn detach(&self) {
-        self.end();
+        let is_marked = self.end();
+        self.background.is_unmarked.store(!is_marked, Ordering::SeqCst);
+    }
+
+    fn is_origin_marked(&self) -> bool {
+        !self.background.is_unmarked.load(Ordering::SeqCst)
     }
 
     fn resume(&self) -> Result<()> {

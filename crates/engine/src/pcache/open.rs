@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 use crate::base::attaching::AttachProgress;
 use crate::common::contents::NOT_BY_FORCE;
 use crate::common::per_port::PerPort;
+use crate::common::throttle::Throttle;
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -14,7 +15,7 @@ use crate::pmem::Pmem;
 use crate::probe;
 use crate::shm::{SharedStore, SharedWords};
 use crate::sync::Arc;
-use crate::units::{BLOCK, human_bytes, human_pair};
+use crate::units::{human_bytes, human_pair};
 
 use super::args::TableArgs;
 use super::attach::{
@@ -35,6 +36,7 @@ use super::layout::{CacheInfo, Geometry, Key, Position};
 use super::media::{Media, cut_short};
 use super::memory::{self, Memory};
 use super::openset::{self, OpenSets};
+use super::pace::usable_bytes;
 use super::quarantine::Quarantine;
 use super::signals::Signals;
 use super::stripes::{STRIPES_MAX, Stripes};
@@ -317,7 +319,10 @@ impl Opening<'_> {
         let stale_until = (replayed.counts.stale_keys > 0).then_some(replayed.dirty_tail);
         let gc = Gc::new(stale_until, replayed.hidden_until);
         let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
-        let room_bytes = segments.blocks() * BLOCK;
+        let policy = args.retention.policy(segments.blocks());
+        let collector = Collector::new(gc, policy, &segments);
+        let usable = usable_bytes(&segments, &collector);
+        let throttle = Throttle::new(usable, usable / 100 * u64::from(args.high_watermark));
         Ok(Attached::Open(Box::new(Pcache {
             crcs: replayed.crcs,
             stripes: Stripes::new(open, replayed.counts.dirty_bytes),
@@ -325,15 +330,16 @@ impl Opening<'_> {
             misses: PerPort::default(),
             background: Background::new(
                 writeback,
+                throttle,
                 replayed.rest,
                 options.replay.slice,
                 replayed.notes,
             ),
-            collector: Collector::new(gc, args.retention.policy(segments.blocks()), &segments),
+            collector,
             bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
             backing,
             identity: Identity::new(&media, &found, (label, slot)),
-            signals: Signals::new(segments.count(), room_bytes, args.high_watermark),
+            signals: Signals::new(segments.count(), args.high_watermark),
             counters: Counters::default(),
             index: replayed.index,
             segments,

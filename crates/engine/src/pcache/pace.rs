@@ -3,8 +3,8 @@
 //! Data that is overwritten before it is written back need not be written at all, and clients need
 //! the processor and the backing device themselves. So dirty data waits until one of these holds:
 //!
-//! 1. Space is short and all data left to collect is dirty, or a drain was requested: then
-//!    write-back never rests.
+//! 1. Space is short and all data left to collect is dirty, or writers are limited, or a drain was
+//!    requested: then write-back never rests.
 //! 2. Clients have made no request for a moment.
 //! 3. Too much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that
 //!    keeps hot data), or data has been dirty for too long (`max_age`), or too much hot data is
@@ -16,9 +16,13 @@
 
 use std::collections::VecDeque;
 
-use crate::units::{MIB, Nanos, SECOND};
+use crate::units::{BLOCK, MIB, Nanos, SECOND};
+
+use crate::common::throttle::{Amounts, Throttle};
 
 use super::Pcache;
+use super::gc::Collector;
+use super::segment::{LOG_RESERVE, Segments};
 use super::writeback::BATCH_BYTES_MAX;
 
 /// After this long without requests, write-back does not disturb clients.
@@ -42,9 +46,10 @@ const MARK_SHARE: u64 = 4;
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
 const GENTLE_BYTES: u64 = 8 * MIB;
-/// For this long after writes had to wait for write-back alone, the backing device counts as the
-/// limit of the rate: then writers share the free space.
-const STARVED_FOR: Nanos = SECOND;
+/// A batch has no more than this part (1 / n) of the cache.
+const BATCH_PART: u64 = 32;
+/// Segments that the log has usually.
+const LOG_SEGMENTS: u32 = 2;
 
 /// Dirty data that came at about the same time.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +75,6 @@ pub(super) struct Pace {
     has_ended: bool,
     /// Collection has found all data that it may pass, and space is still short.
     is_pressed: bool,
-    /// When writes were last seen to wait although collection had done all that it could.
-    starved_at: Option<Nanos>,
     rests_until: Nanos,
 }
 
@@ -94,11 +97,6 @@ impl Pace {
     /// Only write-back can make room.
     pub(super) fn press(&mut self) {
         self.is_pressed = true;
-    }
-
-    /// Bytes that a batch may write.
-    pub(super) fn batch_bytes(&self) -> u64 {
-        if self.is_full() { BATCH_BYTES_MAX } else { GENTLE_BYTES }
     }
 
     /// Whether write-back may begin a batch now.
@@ -165,6 +163,15 @@ fn grown(beyond: u64, all: u64) -> u64 {
     SHARE_ALL.min(SHARE_MIN + grown.min(u128::from(SHARE_ALL)) as u64)
 }
 
+/// Bytes of data that can be dirty. The log, the heads of all threads and the reserves have the
+/// rest.
+pub(super) fn usable_bytes(segments: &Segments, collector: &Collector) -> u64 {
+    let count = segments.count();
+    let others = LOG_SEGMENTS + LOG_RESERVE + collector.write_reserve() + segments.heads();
+    let usable = count.saturating_sub(others).max(count / 4).max(1);
+    u64::from(usable) * segments.blocks() * BLOCK / u64::from(count)
+}
+
 impl Pcache {
     /// Dirty data that may wait, in bytes.
     pub(super) fn dirty_mark(&self) -> u64 {
@@ -174,6 +181,20 @@ impl Pcache {
     /// From this many dirty bytes on, write-back takes all of the time.
     pub(super) fn dirty_mark_full(&self) -> u64 {
         self.dirty_mark().midpoint(self.room_bytes())
+    }
+
+    /// Bytes that a batch may write now: batches are small parts of a small cache, so that space
+    /// comes in small pieces.
+    pub(super) fn batch_bytes(&self, pace: &Pace) -> u64 {
+        let part = (self.room_bytes() / BATCH_PART).max(MIB);
+        part.min(if pace.is_full() { BATCH_BYTES_MAX } else { GENTLE_BYTES })
+    }
+
+    /// Limits writers to the rate of write-back while much data is dirty.
+    pub(super) fn limit_writers(&self, throttle: &mut Throttle, now: Nanos) {
+        let cleaned = self.stripes.cleaned_bytes();
+        throttle.look(now, Amounts { dirty: self.stripes.dirty_bytes(), cleaned });
+        throttle.apply(now, self.signals.room());
     }
 
     /// Room for data in all.
@@ -187,13 +208,8 @@ impl Pcache {
     }
 
     /// Collection has done all it can.
-    pub(super) fn look_at_collection(&self, pace: &mut Pace, now: Nanos) {
+    pub(super) fn look_at_collection(&self, pace: &mut Pace) {
         pace.is_pressed = self.is_space_short();
-        if self.signals.room().is_wanted() && !self.has_room() {
-            pace.starved_at = Some(now);
-        }
-        let is_limiting = pace.starved_at.is_some_and(|at| now < at + STARVED_FOR);
-        self.signals.set_origin_limiting(is_limiting);
     }
 
     /// Determines the share of the time that write-back takes from now on.
@@ -204,7 +220,8 @@ impl Pcache {
         pace.look_at_clients(now, came + misses + self.counters.read_hits.sum());
         pace.look_at_ages(now, came, went, max_age);
         let is_idle = now >= pace.active_at + IDLE_AFTER;
-        let is_urgent = pace.is_pressed || self.background.is_draining();
+        let is_limiting = self.signals.room().is_shared();
+        let is_urgent = pace.is_pressed || is_limiting || self.background.is_draining();
         // Clean data is passed at no cost.
         pace.share = match is_urgent || is_idle || came <= went {
             true => SHARE_ALL,

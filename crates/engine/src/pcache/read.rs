@@ -290,6 +290,7 @@ impl Pcache {
         let miss = misses.value(place);
         match io.result {
             Ok(()) => {
+                self.background.served.note(self.signals.events());
                 if mutants::is(Mutant::LastMissCounts) {
                     miss.status = Ok(());
                 }

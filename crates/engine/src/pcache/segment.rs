@@ -191,6 +191,11 @@ impl Segments {
         u64::from(self.count()) * u64::from(self.media.geometry.data_bytes()) / BLOCK
     }
 
+    /// How many segments can be data heads.
+    pub fn heads(&self) -> u32 {
+        self.heads.len() as u32
+    }
+
     /// Segments in use: log, data and heads.
     pub fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)

@@ -4,7 +4,7 @@ use crate::bio::Bio;
 use crate::common::room::Room;
 use crate::common::wakeup::Wakeup;
 use crate::sync::Arc;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::target::{Events, Port};
 
 /// Rings once for each segment taken.
@@ -37,24 +37,20 @@ pub(super) struct Signals {
     short: Notifier,
     /// A write did a piece of collection.
     helped: Notifier,
-    /// Recently, writes waited for write-back alone.
-    is_origin_limiting: AtomicBool,
 }
 
 impl Signals {
-    /// For a cache of `segments` segments with `room_bytes` bytes of space, of which
-    /// `high_watermark` percent may be dirty.
-    pub(super) fn new(segments: u32, room_bytes: u64, high_watermark: u32) -> Signals {
+    /// For a cache of `segments` segments, of which `high_watermark` percent may be dirty.
+    pub(super) fn new(segments: u32, high_watermark: u32) -> Signals {
         let events = Arc::default();
         Signals {
             wakeup: Wakeup::new(&events),
-            room: Room::new(&events, room_bytes),
+            room: Room::new(&events),
             events,
             filled_from: (u64::from(segments) * u64::from(high_watermark) / 100) as u32,
             filled: Notifier::default(),
             short: Notifier::default(),
             helped: Notifier::default(),
-            is_origin_limiting: AtomicBool::new(false),
         }
     }
 
@@ -78,7 +74,7 @@ impl Signals {
     /// Wakes the background. While a bio waits for space, a key that was added since the last check
     /// may be the only one that takes that space, so the background is woken in any case.
     pub(super) fn arm(&self) {
-        self.wakeup.arm(self.room.is_wanted());
+        self.wakeup.arm(self.room.is_short());
     }
 
     /// `used` segments are in use. Wakes the background once for each such number if write-back or
@@ -87,7 +83,7 @@ impl Signals {
     pub(super) fn note_used(&self, used: u32, is_short: bool) {
         let is_news = is_short && self.short.is_news(used);
         let is_filled = used >= self.filled_from && self.filled.is_news(used);
-        if is_filled || is_news || self.room.is_wanted() {
+        if is_filled || is_news || self.room.is_short() {
             self.work();
         }
     }
@@ -108,18 +104,9 @@ impl Signals {
         self.room.wait(bio, port);
     }
 
-    /// Sets whether the backing device limits the rate of writes.
-    pub(super) fn set_origin_limiting(&self, is_limiting: bool) {
-        self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
-    }
-
-    /// There are `bytes` bytes of room: wakes the bios that wait.
-    pub(super) fn tell_room(&self, bytes: u64) {
-        if bytes > 0 {
-            self.room.hope();
-        }
-        if bytes > 0 || self.room.has_stepped_back() {
-            self.room.tell(bytes, self.is_origin_limiting.load(Ordering::Relaxed));
-        }
+    /// There is room: wakes the bios that wait for it.
+    pub(super) fn tell_room(&self) {
+        self.room.hope();
+        self.room.tell();
     }
 }

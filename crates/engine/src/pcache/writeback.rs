@@ -143,6 +143,11 @@ impl Writeback {
     pub(super) fn deadline(&self) -> Option<Nanos> {
         self.cycle.deadline()
     }
+
+    /// The backing device has served a client: ends a pause.
+    pub(super) fn end_early(&mut self) {
+        self.cycle.end_early();
+    }
 }
 
 impl Pcache {
@@ -505,6 +510,7 @@ impl Pcache {
     /// Plans the next attempt after a failure.
     pub(super) fn plan_retry(&self, writeback: &mut Writeback, now: Nanos) {
         if writeback.cycle.plan_retry(now) {
+            self.background.served.want(writeback.cycle.may_end_early(now));
             self.signals.work();
         }
     }

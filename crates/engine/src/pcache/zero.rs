@@ -113,19 +113,23 @@ impl Pcache {
             };
             let (at, sums) =
                 (bio.offset + bio.progress, Sums { crc, look: mix_fingerprint([0; 3]) });
-            match self.commit(at, space, sums, bio.end(), bio.fua) {
+            match self.commit(at, space, sums, bio.end(), false) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
             }
         }
-        port.finish(bio, Ok(()));
+        if !bio.fua || mutants::is(Mutant::FuaNotClosing) {
+            return port.finish(bio, Ok(()));
+        }
+        // The last part may have needed no key, so no key of the request could close for all.
+        self.flush(bio, port);
     }
 
     /// The length of the part of `bio` from `at` that needs no key, because it reads as zeroes:
     ///
-    /// * It has no live key, and the backing device has a hole there. That holds after a crash as
-    ///   well: a key leaves the index only after the backing device was flushed.
+    /// * The index has a gap there, and the backing device has a hole. This holds after a crash as
+    ///   well: udm removes a key from the index only after a flush of the backing device.
     /// * Its live keys name known zeroes. They may not be logged yet, so this does not count for a
     ///   request with FUA.
     fn zeroes_at(&self, at: u64, bio: &Bio) -> u64 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::pmem::Pmem;
 use crate::pmem::dax::DaxPmem;
+use crate::ring::give_way;
 use crate::sync::Arc;
 use crate::units::KIB;
 
@@ -21,6 +22,8 @@ pub fn prefault(pmem: &Arc<DaxPmem>) {
     let pmem = Arc::downgrade(pmem);
     let body = move || {
         std::thread::sleep(BEGIN_AFTER);
+        // Clients come first.
+        give_way();
         for at in (0..len).step_by(STEP_BYTES as usize) {
             let Some(pmem) = pmem.upgrade() else { return };
             pmem.prefault(at, STEP_BYTES.min(len - at));

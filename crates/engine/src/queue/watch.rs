@@ -2,13 +2,14 @@
 //!
 //! A halted core takes tens of microseconds to wake, which is most of the time of a small request.
 //! So if a client was fast with its last requests, the thread polls the client's socket for a
-//! moment before it sleeps there. After each poll it yields the core.
+//! moment before it sleeps there.
 //!
-//! Wasted polling is bounded. At most half of the cores poll at a time, no request is polled for
-//! longer than [`WATCH_NS`], and each client has a credit. A poll that saves a sleep raises the
-//! credit by the cost of the sleep, and the time spent polling is subtracted. A client without
-//! credit is not polled, except for a small part of the time, to notice when it becomes fast. So on
-//! average a request is polled for no longer than a sleep costs. The time spent is counted.
+//! Wasted polling is bounded. While the clients at work are more than half as many as the cores, no
+//! socket is polled: other threads need the cores. No request is polled for longer than
+//! [`WATCH_NS`], and each client has a credit. A poll that saves a sleep raises the credit by the
+//! cost of the sleep, and the time spent polling is subtracted. A client without credit is not
+//! polled, except for a small part of the time, to notice when it becomes fast. So on average a
+//! request is polled for no longer than a sleep costs. The time spent is counted.
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +18,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::now;
 use crate::sync::OnceLock;
-use crate::sync::statics::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::statics::atomic::{AtomicU64, Ordering};
 use crate::units::Nanos;
 
 /// A socket is polled for at most this long before its thread sleeps in it.
@@ -29,6 +30,8 @@ const BRISK_NS: Nanos = 200_000;
 const SLEEP_NS: i64 = 25_000;
 /// The credit that a fast client earns by a request that was not polled for.
 const TRUST_NS: i64 = 2_000;
+/// A client counts as at work in the period of its request and in the next one.
+const PERIOD_NS: Nanos = 8_000_000;
 /// The largest credit: if a client becomes slow, at most this much time is wasted.
 const CREDIT_MAX: i64 = 500_000;
 
@@ -39,6 +42,8 @@ pub(super) struct Watch {
     is_brisk: bool,
     /// Nanoseconds of polling that may be wasted.
     credit: i64,
+    /// The last period in which it was counted as a client.
+    counted_in: u64,
 }
 
 /// The time that polling has cost this process, and how often it helped.
@@ -70,12 +75,11 @@ impl Watch {
         memory: &mut [u8],
     ) -> rustix::io::Result<usize> {
         let since = now();
-        if self.is_worth_it() {
+        let clients = CLIENTS.count(&mut self.counted_in, since / PERIOD_NS);
+        if clients <= polled_max() && self.is_worth_it() {
             let watched = watch(socket, memory, since);
-            if let Watching::Caught(_) | Watching::Missed = watched {
-                let is_caught = matches!(watched, Watching::Caught(_));
-                self.has_watched(now() - since, is_caught);
-            }
+            let is_caught = matches!(watched, Watching::Caught(_));
+            self.has_watched(now() - since, is_caught);
             if let Watching::Caught(result) = watched {
                 return result;
             }
@@ -117,8 +121,6 @@ pub(super) fn sleep(socket: &OwnedFd, memory: &mut [u8]) -> rustix::io::Result<u
 
 /// How a watch ended.
 enum Watching {
-    /// Too many threads are watching already.
-    NoPlace,
     /// Bytes came, or the socket failed.
     Caught(rustix::io::Result<usize>),
     /// No bytes arrived.
@@ -127,7 +129,6 @@ enum Watching {
 
 /// Polls for bytes until they arrive or [`WATCH_NS`] have passed.
 fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
-    let Some(_place) = WatchPlace::take() else { return Watching::NoPlace };
     loop {
         match recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -141,27 +142,81 @@ fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
     }
 }
 
-/// The right to poll a socket. At most half of the cores may have it, so that polling never keeps
-/// other threads from working.
-struct WatchPlace;
+/// The most clients whose sockets are polled: half as many as the cores, so that polling never
+/// keeps other threads from working.
+fn polled_max() -> u64 {
+    static MAX: OnceLock<u64> = OnceLock::new();
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    *MAX.get_or_init(|| cores() as u64 / 2)
+}
 
-/// For the whole process. It is only a count, and orders no memory.
-static WATCHING: AtomicUsize = AtomicUsize::new(0);
+/// Counts the clients of this process that are at work: those whose threads waited for a request in
+/// the present period or in the one before. It is only a count, and orders no memory.
+struct Clients(AtomicU64);
 
-impl WatchPlace {
-    fn take() -> Option<WatchPlace> {
-        static MAX: OnceLock<usize> = OnceLock::new();
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let place = WatchPlace;
-        // Counted before the limit is checked; dropping the right takes the count back.
-        let others = WATCHING.fetch_add(1, Ordering::Relaxed);
-        (others < *MAX.get_or_init(|| cores() / 2)).then_some(place)
+static CLIENTS: Clients = Clients(AtomicU64::new(0));
+
+/// The content of a [`Clients`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Census {
+    /// The number of the present period.
+    period: u64,
+    /// Clients that were counted in the period before, and in this one.
+    before: u64,
+    present: u64,
+}
+
+/// Bits of each count, and the largest count.
+const COUNT_BITS: u32 = 12;
+const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+
+impl Census {
+    fn pack(self) -> u64 {
+        self.period << (2 * COUNT_BITS) | self.before << COUNT_BITS | self.present
+    }
+
+    fn unpack(packed: u64) -> Census {
+        let period = packed >> (2 * COUNT_BITS);
+        Census { period, before: packed >> COUNT_BITS & COUNT_MAX, present: packed & COUNT_MAX }
+    }
+
+    /// With one client more in a period, which is this one or a later one.
+    fn plus_one(self, period: u64) -> Census {
+        let (before, present) = match period - self.period {
+            0 => (self.before, self.present),
+            1 => (self.present, 0),
+            _ => (0, 0),
+        };
+        Census { period, before, present: (present + 1).min(COUNT_MAX) }
+    }
+
+    fn clients(self) -> u64 {
+        self.before.max(self.present)
     }
 }
 
-impl Drop for WatchPlace {
-    fn drop(&mut self) {
-        WATCHING.fetch_sub(1, Ordering::Relaxed);
+impl Clients {
+    /// Counts a client in this period, unless it was counted, and returns the number of clients at
+    /// work. `counted_in` belongs to the client: the last period in which it was counted.
+    fn count(&self, counted_in: &mut u64, period: u64) -> u64 {
+        let mut seen = self.0.load(Ordering::Relaxed);
+        loop {
+            let census = Census::unpack(seen);
+            // Another thread may have read a later time.
+            let period = period.max(census.period);
+            if *counted_in == period {
+                return census.clients();
+            }
+            let next = census.plus_one(period);
+            let relaxed = Ordering::Relaxed;
+            match self.0.compare_exchange_weak(seen, next.pack(), relaxed, relaxed) {
+                Ok(_) => {
+                    *counted_in = period;
+                    return next.clients();
+                }
+                Err(now) => seen = now,
+            }
+        }
     }
 }
 
@@ -199,6 +254,28 @@ mod tests {
             assert!(share(gap) < most, "{gap} ns: {}", share(gap));
         }
         assert_eq!(share(1_000_000), 0.0, "a slow client is not watched at all");
+    }
+
+    #[test]
+    fn clients_at_work_are_counted_once_in_a_period() {
+        let clients = Clients(AtomicU64::new(0));
+        let (mut one, mut two, mut three) = (0, 0, 0);
+        assert_eq!(clients.count(&mut one, 100), 1);
+        assert_eq!(clients.count(&mut one, 100), 1, "again");
+        assert_eq!(clients.count(&mut two, 100), 2);
+        assert_eq!(clients.count(&mut three, 100), 3);
+        assert_eq!(clients.count(&mut one, 101), 3, "the others may be at work in this period too");
+        assert_eq!(
+            clients.count(&mut two, 100),
+            3,
+            "an earlier time is counted as the present one"
+        );
+        assert_eq!(clients.count(&mut one, 102), 2, "one is gone");
+        assert_eq!(clients.count(&mut one, 105), 1, "after a pause");
+        for nth in 0..2 * COUNT_MAX {
+            assert_eq!(clients.count(&mut 0, 106), (nth + 1).min(COUNT_MAX));
+        }
+        assert_eq!(clients.count(&mut one, 110), 1);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use io_uring::{Builder, IoUring, Parameters, Submitter, cqueue, opcode, squeue, types};
 
 use super::command::Command;
+use super::way::Way;
 use crate::buffer::Buffer;
 use crate::sync::Arc;
 
@@ -212,31 +213,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
 /// The mark of entries whose completion is ignored. No slot has that index.
 const NOBODY: u64 = u64::MAX;
 
-/// When the kernel does the rest of the work of a completed request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// When this thread enters it, and only there (Linux 6.1).
-    Deferred,
-    /// When this thread enters it for any reason, without interrupting it (Linux 5.19).
-    Cooperative,
-    /// By interrupting this thread, as in all kernels.
-    Plain,
-}
-
-impl Way {
-    /// In words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Way::Deferred => "a thread takes completions when it waits for them",
-            Way::Cooperative => "completions do not interrupt threads (Linux 6.1 costs less)",
-            Way::Plain => "completions interrupt threads (Linux 6.1 costs less)",
-        }
-    }
-}
-
-/// All ways, the one that costs least first.
-pub(crate) const WAYS: [Way; 3] = [Way::Deferred, Way::Cooperative, Way::Plain];
-
 /// How long the entries of a submission queue are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entries {
@@ -304,6 +280,14 @@ impl Uring {
         match self {
             Uring::Short(uring) => is_due(&uring.submission()),
             Uring::Long(uring) => is_due(&uring.submission()),
+        }
+    }
+
+    /// Entries that wait to be submitted.
+    fn pending(&mut self) -> usize {
+        match self {
+            Uring::Short(uring) => uring.submission().len(),
+            Uring::Long(uring) => uring.submission().len(),
         }
     }
 
@@ -375,6 +359,8 @@ pub(super) struct Kernel<O> {
     uring: Uring,
     /// How it was set up.
     pub way: Way,
+    /// The kernel gets at most this many submissions with one call.
+    pub submits_by: u32,
     slots: Vec<Slot<O>>,
     free: Vec<u32>,
     /// The number of the newest work.
@@ -397,6 +383,7 @@ impl<O> Kernel<O> {
         Ok(Kernel {
             uring,
             way,
+            submits_by: u32::MAX,
             slots: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
             newest: 0,
@@ -529,6 +516,16 @@ impl<O> Kernel<O> {
     }
 
     fn try_enter(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
+        while self.uring.pending() > self.submits_by as usize {
+            let submitter = self.uring.submitter();
+            // SAFETY: the entries were put into the queue by `push`, under its promise; the call
+            // names no memory.
+            let result = unsafe { submitter.enter::<libc::sigset_t>(self.submits_by, 0, 0, None) };
+            // The last call says why the kernel refuses.
+            if !matches!(result, Ok(1..)) {
+                break;
+            }
+        }
         let submitter = self.uring.submitter();
         let result = match timeout {
             Some(timeout) if want > 0 => {

@@ -15,12 +15,14 @@
 //! 4. A dropped ring waits for awaited jobs, and cancels the others.
 
 mod command;
+mod give_way;
 mod kernel;
 mod mailbox;
 mod notifier;
 mod submission;
 #[cfg(test)]
 mod tests;
+mod way;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -28,13 +30,15 @@ use std::time::Duration;
 
 pub(crate) use command::ublk_memory;
 pub use command::{Command, UBLK_MEMORY_BYTES, UblkControl};
+pub(crate) use give_way::give_way;
 pub(crate) use kernel::{CALL_BYTES_MAX, Call, Memory};
-#[cfg(test)]
-pub(crate) use kernel::{WAYS, Way};
 pub use mailbox::{Mailbox, RemoteJob};
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use notifier::schedules;
 pub use submission::{Event, SEND_BUFFERS_MAX, SubmissionQueue};
+pub(crate) use way::WAYS;
+#[cfg(test)]
+pub(crate) use way::Way;
 
 use crate::error::{Error, Result};
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
@@ -117,7 +121,7 @@ impl<D> Ring<D> {
     }
 
     fn with_entries(count: u32, entries: Entries) -> Result<Ring<D>> {
-        let kernel = Kernel::new(count, entries, &kernel::WAYS).map_err(|source| {
+        let kernel = Kernel::new(count, entries, &WAYS).map_err(|source| {
             Error::from_io("setting up", "io_uring (Linux 5.11 or later, and permitted)", source)
         })?;
         Ok(Ring { kernel: Some(kernel), ..Ring::without_kernel() })
@@ -145,6 +149,15 @@ impl<D> Ring<D> {
             is_watched: false,
             remote_jobs: 0,
             kernel: None,
+        }
+    }
+
+    /// From now on the kernel gets at most `count` submissions with one call, for a thread that
+    /// others should be able to interrupt: the kernel may not give a processor to another thread
+    /// during a call.
+    pub(crate) fn submit_by(&mut self, count: u32) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.submits_by = count;
         }
     }
 

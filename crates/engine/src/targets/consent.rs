@@ -1,6 +1,6 @@
 //! Options by which a user allows something for one attach: to take another disk, or to accept a
 //! loss. The attach uses them up, so no table that udm prints or stores has them. A read-only table
-//! attaches nothing, and keeps them.
+//! keeps them, because it records no attach.
 
 use super::WordRole;
 use crate::table::{Table, TableLine};

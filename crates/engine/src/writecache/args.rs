@@ -106,6 +106,8 @@ pub struct TableArgs {
     pub atomic_blocks: Option<bool>,
 }
 
+/// The options of udm, which follow the counted words.
+const OWN: [&str; 4] = ["atomic_blocks", "rebind", "lost_memory", "lost_entries"];
 /// Most counted words.
 const COUNTED_MAX: usize = 18;
 /// The default `high_watermark` and `low_watermark`.
@@ -172,6 +174,15 @@ impl TableArgs {
         let bad_option =
             |nth: usize, details: &str| wrong(words, nth, "Invalid optional argument", details);
         let (counted, ours) = rest.split_at(count);
+        if let Some(nth) = counted.iter().position(|word| OWN.contains(word)) {
+            let pair = &counted[nth..counted.len().min(nth + 2)];
+            let details = format!(
+                "'{0}' is an option of udm and follows the counted arguments: `{1}`",
+                counted[nth],
+                self.moved_behind(counted, pair, ours)
+            );
+            return Err(bad_option(5 + nth, &details));
+        }
         let mut at = 0;
         while at < counted.len() {
             at += self
@@ -182,6 +193,17 @@ impl TableArgs {
             self.take_own(ours, count).map_err(|what| bad_option(5 + count + 2 * nth, &what))?;
         }
         Ok(())
+    }
+
+    /// The words from the target's name on, with `pair` after the counted words.
+    fn moved_behind(&self, counted: &[&str], pair: &[&str], ours: &[&str]) -> String {
+        let nth = counted.iter().position(|word| Some(word) == pair.first()).unwrap_or(0);
+        let others = [&counted[..nth], &counted[nth + pair.len()..]].concat();
+        let mut line = vec!["writecache".to_owned(), self.mode.word().to_owned()];
+        line.extend([self.origin.quoted(), self.cache.quoted()]);
+        line.extend([self.block_bytes.to_string(), others.len().to_string()]);
+        line.extend([&others, ours, pair].concat().iter().map(|word| Word::new(*word).quoted()));
+        line.join(" ")
     }
 
     /// Takes an option and its value from after the counted words.
@@ -364,6 +386,7 @@ mod tests {
             ("s O C 4096 1 nofua", 5, option),
             ("p O C 4096 3 cleaner max_age x", 7, option),
             ("p O C 4096 0 junk trailing", 5, option),
+            ("p O C 4096 3 cleaner rebind true", 6, option),
             ("p O C 4096 2 high_watermark 40", 4, high),
             ("p O C 4096 2 low_watermark 51", 4, high),
         ] {
@@ -375,6 +398,27 @@ mod tests {
             let text = parse(line).expect_err(line).to_string();
             assert!(text.starts_with(&format!("writecache: {words}: ")), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn own_options_among_the_counted_words_are_shown_behind_them() {
+        for (line, right) in [
+            ("s O C 4096 2 lost_memory accept", "s O C 4096 0 lost_memory accept"),
+            (
+                "s O C 4096 5 max_age 7 rebind true cleaner",
+                "s O C 4096 3 max_age 7 cleaner rebind true",
+            ),
+            (
+                "s O C 4096 2 rebind true atomic_blocks true",
+                "s O C 4096 0 atomic_blocks true rebind true",
+            ),
+        ] {
+            let text = parse(line).expect_err(line).to_string();
+            assert!(text.ends_with(&format!("counted arguments: `writecache {right}`")), "{text}");
+            assert!(parse(right).is_ok(), "{right}");
+        }
+        // A name without its value.
+        assert!(parse("s O C 4096 1 rebind").is_err());
     }
 
     #[test]

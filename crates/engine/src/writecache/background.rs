@@ -1,10 +1,12 @@
 //! The background: one tick decides the next work, and a completion of write-back asks for a tick.
 
+use crate::common::cycle::Served;
+use crate::common::throttle::{Amounts, Throttle};
 use crate::common::wakeup::Wakeup;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Events, Port};
 use crate::units::{Nanos, SECOND};
@@ -21,6 +23,10 @@ const LOOK_EVERY: Nanos = SECOND / 10;
 pub(super) struct Background {
     agenda: Mutex<Agenda>,
     wakeup: Wakeup,
+    /// The end left no record of the origin's state.
+    pub(super) is_unmarked: AtomicBool,
+    /// Whether the origin has served a client during a pause of write-back.
+    pub(super) served: Served,
     /// The present epoch: new blocks get it, so that their ages are known.
     epoch: AtomicU64,
 }
@@ -34,6 +40,7 @@ pub(super) struct Agenda {
     /// The latest time for the commit of the open batch.
     commit_at: Option<Nanos>,
     writeback: Writeback,
+    throttle: Throttle,
 }
 
 impl Agenda {
@@ -42,8 +49,9 @@ impl Agenda {
         &self.writeback
     }
 
-    /// Write-back tries unreadable blocks again immediately.
+    /// Write-back tries failed and unreadable blocks again immediately.
     pub(super) fn end_pause(&mut self) {
+        self.writeback.cycle_mut().end_pause();
         self.writeback.unread_mut().end_pause();
     }
 
@@ -54,9 +62,11 @@ impl Agenda {
 }
 
 impl Background {
-    pub(super) fn new(events: &Arc<Events>) -> Background {
+    pub(super) fn new(events: &Arc<Events>, throttle: Throttle) -> Background {
         let wakeup = Wakeup::new(events);
-        Background { agenda: Mutex::default(), wakeup, epoch: AtomicU64::new(0) }
+        let agenda = Mutex::new(Agenda { throttle, ..Agenda::default() });
+        let (served, is_unmarked) = (Served::default(), AtomicBool::new(false));
+        Background { agenda, wakeup, is_unmarked, served, epoch: AtomicU64::new(0) }
     }
 
     /// Locks the background out.
@@ -96,7 +106,11 @@ impl Writecache {
     pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let mut background = self.background.lock();
         background.now = now;
+        if self.background.served.take() {
+            background.writeback.cycle_mut().end_early();
+        }
         self.work(&mut background, port);
+        self.limit_writers(&mut background.throttle, now);
         self.next_look(&background)
     }
 
@@ -210,17 +224,27 @@ impl Writecache {
             && (0..self.index.slots()).all(is_kept)
     }
 
+    /// Limits writers to the rate of write-back while few slots are free.
+    fn limit_writers(&self, throttle: &mut Throttle, now: Nanos) {
+        let taken = self.plan.usable(&self.device).saturating_sub(u64::from(self.pool.count()));
+        let cleaned = self.counts.written_back_bytes.load(Ordering::Relaxed);
+        throttle.look(now, Amounts { dirty: taken * self.block_bytes(), cleaned });
+        throttle.apply(now, &self.room);
+    }
+
     /// The time of the next tick.
     fn next_look(&self, background: &Agenda) -> Option<Nanos> {
         let now = background.now;
         if self.has_failed() {
-            return None;
+            return self.room.plan(None);
         }
+        let share = self.room.plan(background.throttle.deadline());
         let ages = self.plan.epoch_nanos().filter(|_| self.index.dirty() > 0);
         let moments = [
             background.commit_at,
             background.writeback.deadline(now).filter(|_| self.index.dirty() > 0),
             ages.map(|epoch| now + epoch.max(SECOND / 1000)),
+            share,
         ];
         let next = moments.into_iter().flatten().min();
         if next.is_some() {

@@ -347,8 +347,6 @@ impl Writecache {
 
     /// Bios may wait for the slots that were just put back.
     pub(super) fn signal_room(&self) {
-        let bytes = u64::from(self.pool.count()) * self.block_bytes();
-        // Only write-back gives slots back.
-        self.room.tell(bytes, true);
+        self.room.tell();
     }
 }

@@ -133,25 +133,27 @@ impl Writecache {
     }
 
     /// The server detaches. The label records this if all acknowledged writes are committed;
-    /// otherwise the label is not changed, and the next server takes the cache up.
-    pub(super) fn end(&self) {
+    /// otherwise the label is not changed, and the next server takes the cache up. Returns whether
+    /// it has the origin's state.
+    pub(super) fn end(&self) -> bool {
         let is_all_committed = !self.has_open() && !self.has_failed() && !self.origin.owes_flush();
         if is_all_committed
             && self.device.label.is_served()
             && memory::say_at_rest(&self.device).is_ok()
         {
             self.lists.memory().end();
-            self.note_origin();
+            return self.note_origin();
         }
+        !self.device.label.is_served()
     }
 
     /// Records the stamp of the origin. If that fails, the next attach cannot detect changes.
-    fn note_origin(&self) {
+    fn note_origin(&self) -> bool {
         let origin = self.origin.disk();
         let bytes = self.device.label.origin_sectors() * SECTOR;
-        if let Some(stamp) = Stamp::at_end(origin, bytes) {
-            let _ = memory::store_stamp(&self.device, stamp, self.commits.seq());
-        }
+        let stamp = Stamp::at_end(origin, bytes);
+        let store = |stamp| memory::store_stamp(&self.device, stamp, self.commits.seq());
+        stamp.is_some_and(|stamp| store(stamp).is_ok())
     }
 
     /// The kernel's 14 numbers.

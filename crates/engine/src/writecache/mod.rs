@@ -264,6 +264,8 @@ impl Target for Writecache {
     fn complete(&self, io: DiskIo, port: &mut Port) {
         if io.token & TOKEN_KIND >= TOKEN_COMMIT {
             self.counts.ended.fetch_add(1, Ordering::Relaxed);
+        } else if io.result.is_ok() && Arc::ptr_eq(&io.disk, self.origin.disk()) {
+            self.background.served.note(&self.events);
         }
         match io.token & TOKEN_KIND {
             TOKEN_READ => self.complete_read(io, port),
@@ -377,7 +379,12 @@ impl Target for Writecache {
     }
 
     fn detach(&self) {
-        self.end();
+        let is_marked = self.end();
+        self.background.is_unmarked.store(!is_marked, Ordering::SeqCst);
+    }
+
+    fn is_origin_marked(&self) -> bool {
+        !self.background.is_unmarked.load(Ordering::SeqCst)
     }
 
     fn resume(&self) -> Result<()> {

@@ -315,7 +315,7 @@ fn assemble(
     seq: u64,
 ) -> Writecache {
     let events = Arc::default();
-    let bytes = device.geometry.blocks * u64::from(device.geometry.block_bytes);
+    let throttle = plan.throttle(&device);
     Writecache {
         pool: free_slots(&index),
         lists: Lists::new(lists, index.stripes(), seq, &events),
@@ -323,9 +323,9 @@ fn assemble(
         commits: Commits::new(seq),
         marks: Marks::new(stale),
         jobs: Jobs::new(&events),
-        background: Background::new(&events),
+        background: Background::new(&events, throttle),
         orders: Orders::new(plan.args.options.cleaner),
-        room: Room::new(&events, bytes),
+        room: Room::new(&events),
         counts: Counts::new(index.stripes()),
         events,
         plan,

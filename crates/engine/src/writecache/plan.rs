@@ -1,8 +1,10 @@
 //! The meaning of a table line, with the defaults of missing arguments.
 
+use crate::common::throttle::Throttle;
 use crate::units::{Nanos, SECOND};
 
 use super::args::{Mode, TableArgs};
+use super::device::CacheDevice;
 use super::layout::Geometry;
 use super::media::Medium;
 use super::overwrite;
@@ -43,6 +45,19 @@ impl Plan {
             low_watermark: free(low),
             args,
         }
+    }
+
+    /// Slots that can hold dirty blocks: all but those whose entries are damaged.
+    pub(super) fn usable(&self, device: &CacheDevice) -> u64 {
+        device.geometry.blocks.saturating_sub(device.aside.len() as u64)
+    }
+
+    /// Limits writers when few slots are free.
+    pub(super) fn throttle(&self, device: &CacheDevice) -> Throttle {
+        let block_bytes = u64::from(device.geometry.block_bytes);
+        let (usable, blocks) = (self.usable(device), device.geometry.blocks);
+        let begins = blocks.saturating_sub(self.high_watermark);
+        Throttle::new(usable * block_bytes, begins.min(usable) * block_bytes)
     }
 
     #[inline]

@@ -367,7 +367,7 @@ impl Writecache {
         drop(locked);
         // A slot that it replaced is free, or there are more blocks to be committed and written
         // back.
-        if self.room.is_wanted() && !mutants::is(Mutant::PublishUnheard) {
+        if self.room.is_short() && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
         }
         self.lists.tell();

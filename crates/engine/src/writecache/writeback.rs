@@ -135,6 +135,11 @@ impl Writeback {
         self.torn_since.map_or(0, |since| now.saturating_sub(since))
     }
 
+    /// For its pauses.
+    pub(super) fn cycle_mut(&mut self) -> &mut Cycle {
+        &mut self.cycle
+    }
+
     /// The time of the next call.
     pub(super) fn deadline(&self, now: Nanos) -> Option<Nanos> {
         let rest = (self.is_idle() && self.rests_until > now).then_some(self.rests_until);
@@ -578,7 +583,11 @@ impl Writecache {
 
     fn plan_retry(&self, writeback: &mut Writeback, now: Nanos) {
         let plans_read = writeback.is_idle() && writeback.unread.plan_retry(now);
-        if writeback.cycle.plan_retry(now) || plans_read {
+        let plans_write = writeback.cycle.plan_retry(now);
+        if plans_write {
+            self.background.served.want(writeback.cycle.may_end_early(now));
+        }
+        if plans_write || plans_read {
             self.events.work();
         }
     }

@@ -179,6 +179,32 @@ fn a_dead_origin_is_waited_for() {
 }
 
 #[test]
+fn a_request_that_the_origin_serves_ends_a_pause() {
+    use udm::bio::Op;
+    for blocks in [3, 40] {
+        let mut fixture = dirty(blocks);
+        fixture.target().set_draining(true);
+        fixture.disks[2].inject(fail(Some(Op::Write)));
+        // Just after a failure: the pauses have their full length.
+        let tries = |fixture: &Fixture| fixture.fact("failed_batches_total");
+        let mut before = 0;
+        for _ in 0..8 {
+            before = tries(&fixture);
+            while tries(&fixture) == before {
+                fixture.tick(SECOND / 20);
+            }
+        }
+        fixture.disks[2].heal();
+        fixture.tick(SECOND / 1000);
+        assert!(fixture.target().dirty().is_failing, "the pause is not over");
+        fixture.read(50 * BLOCK, 4096);
+        (0..4).for_each(|_| fixture.tick(SECOND / 1000));
+        let dirty = fixture.target().dirty();
+        assert_eq!((dirty.bytes, dirty.is_failing), (0, false), "{before} failures");
+    }
+}
+
+#[test]
 fn a_refused_flush_of_the_cache_device_ends_a_drain() {
     let mut fixture = dirty(2);
     fixture.write(0, &[7; 512]);

@@ -100,6 +100,8 @@ pub fn is_in_short_form(seed: u64, range: Range<u64>) -> bool {
     nth < written as u64 || nth.is_multiple_of(4)
 }
 
+/// Seeds of long histories with this remainder of a division by 8 are cache's.
+const CACHE_REMAINDER: u64 = 5;
 /// Seeds of cache's histories in the normal run.
 pub const CACHE: Range<u64> = 700_000..700_800;
 /// The tables of a history, with the blocks of the cache.
@@ -131,7 +133,7 @@ fn of_cache(seed: u64) -> Case {
 pub type Case = (Arc<dyn Kind>, Vec<Step>);
 
 pub fn case(seed: u64) -> Case {
-    if CACHE.contains(&seed) {
+    if CACHE.contains(&seed) || seed >= LONG_FROM && seed % 8 == CACHE_REMAINDER {
         return of_cache(seed);
     }
     let is_writecache = match seed < LONG_FROM {

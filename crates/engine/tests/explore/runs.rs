@@ -186,7 +186,7 @@ fn every_crash_state_of_cache_keeps_the_promises() {
 fn soak() {
     let end = Instant::now() + Duration::from_secs(number("EXPLORE_SECONDS").unwrap_or(60));
     let next = AtomicU64::new(LONG_FROM + number("EXPLORE_SEED").unwrap_or(0) * LONG_FROM);
-    explore_all("both targets", || {
+    explore_all("all targets", || {
         (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed))
     });
 }
@@ -248,4 +248,10 @@ fn every_mutant_of_pcache_is_killed() {
 #[test]
 fn every_mutant_of_writecache_is_killed() {
     kill_all(Mutant::WRITECACHE, WRITECACHE);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn every_mutant_of_cache_is_killed() {
+    kill_all(Mutant::CACHE, CACHE);
 }

@@ -1,8 +1,12 @@
 //! Small test cases, one for each promise.
 
+use std::sync::Arc;
+
 use udm::base::attaching::AttachStep;
 use udm::bio::Op;
+use udm::disk::RamDisk;
 use udm::pcache::layout::Geometry;
+use udm::pmem::sim::SimPmem;
 use udm::target::Target;
 use udm::units::SECOND;
 
@@ -101,6 +105,26 @@ fn discards_and_zeroes_read_as_zeroes_and_survive() {
     assert_eq!(fixture.content(), before);
     fixture.drain();
     assert_eq!(fixture.disk.image(), before);
+}
+
+#[test]
+fn a_discard_with_fua_is_durable_where_its_last_part_needs_no_key() {
+    let setup = Setup::small();
+    let pmem = Arc::new(SimPmem::new(setup.cache_bytes, setup.persistence));
+    let disk = Arc::new(RamDisk::new(setup.backing_bytes, 512).with_holes());
+    let mut fixture = Fixture::over(setup, pmem, disk);
+    fixture.open();
+    fixture.write(0, &[1; 8192], true);
+    fixture.write(5 << 20, &[1; 4096], true);
+    // From data into a hole, and over a region's border.
+    fixture.zero(Op::Discard, 4096, 6 << 20, true);
+    fixture.pmem = Arc::new(fixture.pmem.snapshot_durable());
+    fixture.kill();
+    fixture.reboot();
+    fixture.open();
+    let after = fixture.content();
+    assert!(after[..4096].iter().all(|&byte| byte == 1));
+    assert!(after[4096..].iter().all(|&byte| byte == 0));
 }
 
 #[test]

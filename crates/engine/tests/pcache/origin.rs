@@ -49,6 +49,59 @@ fn a_failing_origin_loses_nothing_and_is_asked_once_a_second_in_the_end() {
     assert_eq!((image[0], image[8192]), (1, 2));
 }
 
+/// Fails write-back until the pauses have their full length, and returns just after a failure.
+fn paused() -> Fixture {
+    let mut fixture = Fixture::new(Setup::small().table("C B 0 max_age 1 read_fill never"));
+    fixture.open();
+    fixture.write(0, &[1; 4096], true);
+    fixture.refuses = Box::new(|io| io.op != Op::Read);
+    while fixture.fact("writeback_pause_ms") < 1000 {
+        fixture.tick(SECOND / 20);
+    }
+    fixture
+}
+
+#[test]
+fn a_read_that_the_origin_serves_ends_a_pause() {
+    let mut fixture = paused();
+    fixture.refuses = Box::new(|_| false);
+    fixture.tick(SECOND / 1000);
+    assert_eq!(fixture.fact("dirty_bytes"), 4096, "the pause is not over");
+    // A read of a cached block does not use the origin.
+    fixture.read(0, 4096);
+    fixture.tick(SECOND / 1000);
+    assert_eq!(fixture.fact("dirty_bytes"), 4096);
+    fixture.read(65536, 4096);
+    fixture.tick(SECOND / 1000);
+    assert_eq!((fixture.fact("dirty_bytes"), fixture.fact("writeback_is_failing")), (0, 0));
+}
+
+#[test]
+fn a_drain_ends_a_pause() {
+    let mut fixture = paused();
+    fixture.refuses = Box::new(|_| false);
+    fixture.target().set_draining(true);
+    fixture.tick(SECOND / 1000);
+    assert_eq!(fixture.fact("dirty_bytes"), 0);
+}
+
+#[test]
+fn reads_do_not_make_attempts_frequent_while_writes_fail() {
+    let mut fixture = paused();
+    let log = Arc::new(std::sync::Mutex::new(0));
+    let tries = log.clone();
+    fixture.refuses = Box::new(move |io| {
+        *tries.lock().unwrap() += u32::from(io.op == Op::Write);
+        io.op != Op::Read
+    });
+    for nth in 0..1000 {
+        fixture.read(65536 + nth % 8 * 4096, 4096);
+        fixture.tick(SECOND / 100);
+    }
+    let tries = *log.lock().unwrap();
+    assert!((10..=22).contains(&tries), "{tries} in 10 seconds");
+}
+
 /// After the last batch stood only a CLEAN key and a mark. Write-back passed them without a flush,
 /// and then did not check for free space until the next tick, while writes waited for it.
 #[test]

@@ -218,3 +218,30 @@ fn a_format_that_could_not_be_flushed_is_not_built_on() {
         assert_eq!(fixture.read(8192, 4096), [3; 4096], "{seed}");
     }
 }
+
+#[test]
+fn a_request_that_the_origin_serves_ends_a_pause() {
+    in_both_modes("4096 0", |mut fixture| {
+        for is_drain in [false, true] {
+            fixture.open();
+            fixture.write(0, &[1; 4096], true);
+            fixture.target().set_draining(true);
+            fixture.refuses = Box::new(|io| is_at("origin")(io) && io.op != udm::bio::Op::Read);
+            while fixture.fact("writeback_pause_ms") < 1000 {
+                fixture.tick(SECOND / 20);
+            }
+            fixture.refuses = Box::new(|_| false);
+            fixture.tick(SECOND / 1000);
+            assert_eq!(fixture.target().dirty().bytes, 4096, "the pause is not over");
+            if is_drain {
+                fixture.target().set_draining(false);
+                fixture.target().set_draining(true);
+            } else {
+                fixture.read(65536, 4096);
+            }
+            fixture.tick(SECOND / 1000);
+            assert_eq!(fixture.target().dirty().bytes, 0, "drain: {is_drain}");
+            fixture.remove();
+        }
+    });
+}

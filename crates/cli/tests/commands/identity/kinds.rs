@@ -14,7 +14,7 @@ pub const ORIGIN_BYTES: u64 = 16 * MIB;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Nothing,
-    /// It, or the file behind it, gets another path.
+    /// It, or its backing file, gets another path.
     Moved,
     /// The device below gets another number.
     Renumbered,

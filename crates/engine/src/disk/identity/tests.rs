@@ -1,5 +1,5 @@
-//! Tests of the rules: a fact that is absent counts for nothing, a part is told from another part,
-//! and an earlier spelling counts where it was right.
+//! Tests of the rules: an absent fact never counts as equal, two parts of a disk differ, and an
+//! earlier spelling counts where it was right.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn known(facts: &Facts) -> Identity {
     of(facts, 1 << 30, 0)
 }
 
-/// How `now` compares with what was recorded of `then`.
+/// Compares `now` with the record of `then`.
 fn compare(then: &Facts, now: &Facts) -> Match {
     let recorded = known(then);
     known(now).compare(|words| words == recorded.words())
@@ -132,7 +132,7 @@ fn without_facts_the_place_stands_in() {
         change(&mut file);
         assert_eq!(compare(&first, &Facts::File(file)), Match::Possible);
     }
-    // A birth that is there counts, and proves nothing alone.
+    // A time of birth counts, but alone it is no proof.
     let born = |at| changed(move |file| (file.inodes_last, file.born) = (false, (at, 0)));
     assert_eq!(compare(&born(1), &born(2)), Match::Other);
     assert_eq!(compare(&born(1), &born(1)), Match::Possible);
@@ -211,7 +211,7 @@ fn a_serial_number_of_many_counts_for_nothing() {
         let identity = known(&Facts::Disk(disk(&[("wwid", text)])));
         assert_eq!(identity.words(), "block device sda of 1073741824 bytes", "{text}");
         assert!(identity.doubt().is_some_and(|doubt| doubt.contains("sda")), "{text}");
-        // A telling one behind it counts.
+        // The next one, which is distinctive, counts.
         let second = disk(&[("wwid", text), ("device/serial", "S3Z9NB0K")]);
         assert!(known(&Facts::Disk(second)).words().starts_with("serial S3Z9NB0K"), "{text}");
     }
