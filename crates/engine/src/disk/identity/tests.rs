@@ -132,7 +132,7 @@ fn without_facts_the_place_stands_in() {
         change(&mut file);
         assert_eq!(compare(&first, &Facts::File(file)), Match::Possible);
     }
-    // A time of birth counts, but alone it is no proof.
+    // A time of birth counts, but alone it is not a proof.
     let born = |at| changed(move |file| (file.inodes_last, file.born) = (false, (at, 0)));
     assert_eq!(compare(&born(1), &born(2)), Match::Other);
     assert_eq!(compare(&born(1), &born(1)), Match::Possible);
