@@ -49,7 +49,8 @@ pub fn take(stop: Sender<Stop>) -> Result<()> {
                 SIGHUP if reopens_log() => {}
                 SIGQUIT => end_at_once(signal),
                 _ if IGNORED.contains(&signal) => {
-                    if ignored.insert(signal) {
+                    let is_first = ignored.insert(signal);
+                    if is_first {
                         log::line(&format!("{}: ignored, as later ones will be", named(signal)));
                     }
                 }

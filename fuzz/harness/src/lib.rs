@@ -56,6 +56,9 @@ mod http;
 #[path = "../../../crates/cli/src/known.rs"]
 mod known;
 #[allow(dead_code)]
+#[path = "../../../crates/cli/src/last_end.rs"]
+mod last_end;
+#[allow(dead_code)]
 #[path = "../../../crates/cli/src/methods.rs"]
 mod methods;
 #[path = "../../../crates/cli/src/metrics.rs"]
@@ -66,14 +69,23 @@ mod output;
 #[path = "../../../crates/cli/src/process.rs"]
 mod process;
 #[allow(dead_code)]
+#[path = "../../../crates/cli/src/rlimits.rs"]
+mod rlimits;
+#[allow(dead_code)]
 #[path = "../../../crates/cli/src/runtime.rs"]
 mod runtime;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/samples.rs"]
+mod samples;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/served.rs"]
 mod served;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/server.rs"]
 mod server;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/signals.rs"]
+mod signals;
 #[path = "../../../crates/cli/src/spec.rs"]
 mod spec;
 #[path = "../../../crates/cli/src/stalls.rs"]
@@ -81,6 +93,9 @@ mod stalls;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/troubles.rs"]
 mod troubles;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/upkeep.rs"]
+mod upkeep;
 #[path = "../../../crates/cli/src/work.rs"]
 mod work;
 

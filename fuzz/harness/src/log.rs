@@ -27,6 +27,11 @@ pub fn lies_at(_: std::path::PathBuf) {}
 /// Does not move a log.
 pub fn moves_to(_: &std::path::Path) {}
 
+/// No log is anywhere.
+pub fn is_elsewhere() -> bool {
+    false
+}
+
 /// Does not reopen a log.
 pub fn reopen() -> std::io::Result<bool> {
     Ok(false)

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
+use zerocopy::IntoBytes;
+
 use crate::error::{Error, Kind, Result};
 use crate::sync::atomic::Ordering;
 use crate::sync::statics::Mutex;
@@ -66,10 +68,9 @@ impl Mapped {
         let path = names.first().ok_or_else(|| Error::new(Kind::NotFound, "unnamed memory"))?;
         let fail = |what: &str, error| Error::from_io(what, path.display(), error);
         let mut file = create_file(path, self.words * WORD_BYTES)?;
-        let bytes = |word: &crate::sync::SharedWord| word.load(Ordering::SeqCst).to_ne_bytes();
-        let words: Vec<u8> = self.words().iter().flat_map(bytes).collect();
+        let words: Vec<u64> = self.words().iter().map(|word| word.load(Ordering::SeqCst)).collect();
         let moved = file
-            .write_all(&words)
+            .write_all(words.as_bytes())
             .map_err(|error| fail("write", error))
             .and_then(|()| self.replace(file).map_err(|errno| fail("map", errno.into())));
         // An incomplete file must not be taken for the memory.
