@@ -120,7 +120,8 @@ fn a_refused_command_removes_nothing_of_a_living_server() {
         wait_until("the lock is there again", || udm.runtime().join("v.lock").exists());
         let mut left = udm.left();
         let mut before = before.clone();
-        (left.sort(), before.sort());
+        left.sort();
+        before.sort();
         assert_eq!(left, before, "{words:?}");
     }
 }
