@@ -249,9 +249,3 @@ fn every_mutant_of_pcache_is_killed() {
 fn every_mutant_of_writecache_is_killed() {
     kill_all(Mutant::WRITECACHE, WRITECACHE);
 }
-
-#[cfg(feature = "mutants")]
-#[test]
-fn every_mutant_of_cache_is_killed() {
-    kill_all(Mutant::CACHE, CACHE);
-}
