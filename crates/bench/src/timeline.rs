@@ -78,6 +78,9 @@ impl Timeline {
         let whole = self.counts.split_last().map_or(&[][..], |(_, whole)| whole);
         let whole = whole.get(first..).unwrap_or(&[]);
         let mean = whole.iter().sum::<u64>() as f64 / whole.len().max(1) as f64;
+        if whole.len() < slices.max(1) {
+            return (0.0, 0.0);
+        }
         let rates = whole
             .windows(slices.max(1))
             .map(|window| window.iter().sum::<u64>() as f64 / window.len() as f64 / mean.max(1e-9));
@@ -127,6 +130,7 @@ mod tests {
         );
         assert_eq!(timeline.extremes(Duration::ZERO, 2), (1.0 / 3.0, 4.0 / 3.0));
         assert_eq!(timeline.extremes(Duration::from_millis(21), 2), (1.0, 1.0));
+        assert_eq!(timeline.extremes(Duration::from_millis(21), 3), (0.0, 0.0), "none is whole");
     }
 
     #[test]
