@@ -46,7 +46,7 @@ const STEPS: usize = 400;
 const STRESS: Duration = Duration::from_secs(8);
 /// Histories that look for each deliberate bug.
 #[cfg(feature = "mutants")]
-const MUTANT_HISTORIES: u64 = 100;
+const MUTANT_HISTORIES: u64 = 400;
 
 /// Seeds that found something once.
 const REGRESSIONS: &[u64] = &[
