@@ -215,9 +215,14 @@ fn a_drain_ends_with_its_command() {
 }
 
 /// The server that a `create` has started.
+/// The server that `create` started, once it runs: before that it is a copy of `create`, which waits
+/// for it in the kernel.
 fn child_of(pid: u32) -> Option<u64> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    children.split_whitespace().next()?.parse().ok()
+    let child = children.split_whitespace().next()?;
+    let words = std::fs::read(format!("/proc/{child}/cmdline")).ok()?;
+    let is_server = String::from_utf8_lossy(&words).contains("serve");
+    is_server.then(|| child.parse().ok()).flatten()
 }
 
 #[test]
