@@ -214,7 +214,6 @@ fn a_drain_ends_with_its_command() {
     udm.ok(&["remove", "vol", "--drain"]);
 }
 
-/// The server that a `create` has started.
 /// The server that `create` started, once it runs: before that it is a copy of `create`, which waits
 /// for it in the kernel.
 fn child_of(pid: u32) -> Option<u64> {
