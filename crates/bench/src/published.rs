@@ -68,31 +68,63 @@ const RATE_COLUMNS: [&str; 3] = ["IOPS", "p50", "p99.9"];
 /// the cause.
 type Miss = (&'static str, &'static str, &'static str, &'static str);
 
-/// The cause of a miss that was not measured.
-const UNKNOWN: &str = "not measured";
-
 const MISSES: [Miss; 22] = [
-    ("steady", "8 jobs: p99.9 / p50", "8 jobs: p99.9 / p50", UNKNOWN),
-    ("steady", "8 jobs: requests of the first", "8 jobs: first / last job", UNKNOWN),
-    ("write", "bare copy, p50, batches", "write, FUA write / copy", UNKNOWN),
-    ("write", "two threads / one", "write, FUA write: 2 threads / 1", UNKNOWN),
-    ("write", "processor time of a", "write, FUA write: CPU / copy", UNKNOWN),
+    ("steady", "8 jobs: p99.9 / p50", "8 jobs: p99.9 / p50", "unknown; repeats differ widely"),
+    (
+        "steady",
+        "8 jobs: requests of the first",
+        "8 jobs: first / last job",
+        "unknown; repeats differ widely",
+    ),
+    (
+        "write",
+        "bare copy, p50, batches",
+        "write, FUA write / copy",
+        "a write also updates index and key set; FUA adds a record and a fence",
+    ),
+    (
+        "write",
+        "two threads / one",
+        "write, FUA write: 2 threads / 1",
+        "unknown; read hits reach their target on the same processors",
+    ),
+    (
+        "write",
+        "processor time of a",
+        "write, FUA write: CPU / copy",
+        "background work counts as well, and each FUA write stores a record",
+    ),
     (
         "nbd",
         "nbdkit, randwrite, depth 32",
         "pcache on a file / nbdkit in memory, depth 32",
         "at this depth fio is busier than either server",
     ),
-    ("nbd", "CPU of the server", "server's CPU / nbdkit's", UNKNOWN),
-    ("nbd", "target zero's", "pcache / target `zero`", UNKNOWN),
-    ("exports", "both poll: p50 / in process", "both sides poll: p50 / in process", UNKNOWN),
+    (
+        "nbd",
+        "CPU of the server",
+        "server's CPU / nbdkit's",
+        "most of it is the export: the empty target `zero` is above the bound as well",
+    ),
+    (
+        "nbd",
+        "target zero's",
+        "pcache / target `zero`",
+        "unknown; repeats lie on both sides of the target",
+    ),
+    (
+        "exports",
+        "both poll: p50 / in process",
+        "both sides poll: p50 / in process",
+        "each request crosses two processors' caches; their share is unknown",
+    ),
     (
         "exports",
         "no polling: p50 / NBD's",
         "no polling: p50 / NBD",
-        "two wake-ups of halted virtual processors, about 25 us each; NBD has one",
+        "two wake-ups of halted virtual processors, 25 us each; NBD has one",
     ),
-    ("exports", "no polling: CPU", "no polling: CPU / NBD", "the same wake-ups"),
+    ("exports", "no polling: CPU", "no polling: CPU / NBD", "it has the same two wake-ups"),
     (
         "exports",
         "requests/s / qemu's null",
@@ -103,21 +135,26 @@ const MISSES: [Miss; 22] = [
         "exports",
         "poll=auto: requests/s",
         "depth 32, `poll=auto`, requests/s",
-        "client and server poll on both processors and leave none for write-back",
+        "client and server poll on both processors; none is left for write-back",
     ),
-    ("exports", "32, NBD: CPU", "NBD: server's CPU / nbdkit's", UNKNOWN),
+    (
+        "exports",
+        "32, NBD: CPU",
+        "NBD: server's CPU / nbdkit's",
+        "most of it is the export, as in the study `nbd`",
+    ),
     (
         "exports",
         "fio's engine",
         "fio's engine, requests/s",
-        "both processors are busy, and the host gives a VM new memory at 10 us a page",
+        "both processors are busy; the host gives a VM memory at 10 us a page",
     ),
-    ("writecache", "p: two threads", "`p`: 2 threads / 1", UNKNOWN),
+    ("writecache", "p: two threads", "`p`: 2 threads / 1", "unknown; repeats differ widely"),
     (
         "writecache",
         "s: time of write and flush",
         "`s`: write and flush / fio",
-        "new blocks: two flushes of the disk instead of one; cached blocks: not measured",
+        "new blocks need two flushes, and fio one; cached blocks: unknown",
     ),
     (
         "iomodes",
@@ -129,19 +166,19 @@ const MISSES: [Miss; 22] = [
         "iomodes",
         "A: four lazy",
         "`lazy` / buffered: 4 writers",
-        "one repeat of a wide spread; the median of ten is 1.14 (0.79 .. 1.36)",
+        "repeats spread widely; ten have a median of 1.14",
     ),
     (
         "iomodes",
         "D: lazy",
         "`lazy` / buffered: among 3 readers",
-        "3 readers occupy both processors, and the writer that sleeps is scheduled late",
+        "readers occupy both processors; a writer that sleeps is scheduled late",
     ),
     (
         "iomodes",
         "nanoseconds of the pacer",
         "pacer, ns for a random write",
-        "one repeat of a wide spread; the median of ten is 233 (0 .. 592)",
+        "repeats spread widely; ten have a median of 233",
     ),
     (
         "hitratio",
@@ -155,7 +192,8 @@ const MISSES: [Miss; 22] = [
 pub fn write(pages: &[Page]) -> Result<String> {
     let machine = &pages.first().context("no studies")?.machine;
     let mut out = format!(
-        "Measured on {}, {},\nudm {}, by `make bench`. Numbers are medians of the repeats.\n",
+        "Measured on {}, {},\nudm {}, by `make bench`. Numbers are medians of the repeats; of two, \
+         the higher.\n",
         machine.sentence(),
         machine.date,
         machine.udm
