@@ -14,9 +14,15 @@ pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
     sorted.get(at).copied().unwrap_or_default()
 }
 
-/// The median of numbers in any order.
+/// The median of numbers in any order: of an even count, the mean of the two in the middle.
 pub fn median(numbers: &[f64]) -> f64 {
-    percentile(&sorted(numbers), 50.0)
+    let sorted = sorted(numbers);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        len if len.is_multiple_of(2) => sorted[middle - 1].midpoint(sorted[middle]),
+        _ => sorted[middle],
+    }
 }
 
 /// The arithmetic mean; 0 for an empty slice.
@@ -134,6 +140,8 @@ mod tests {
     #[test]
     fn medians_and_spreads() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[8.0, 1.0, 2.0, 4.0]), 3.0);
+        assert_eq!((median(&[1.0, 2.0]), median(&[])), (1.5, 0.0));
         assert_eq!(percentile(&[], 50.0), 0.0);
         let numbers: Vec<f64> = (0..=100).map(f64::from).collect();
         assert_eq!(percentile(&numbers, 99.0), 99.0);
