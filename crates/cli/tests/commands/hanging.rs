@@ -214,10 +214,14 @@ fn a_drain_ends_with_its_command() {
     udm.ok(&["remove", "vol", "--drain"]);
 }
 
-/// The server that a `create` has started.
+/// The server that `create` started, once it runs: before that it is a copy of `create`, which waits
+/// for it in the kernel.
 fn child_of(pid: u32) -> Option<u64> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    children.split_whitespace().next()?.parse().ok()
+    let child = children.split_whitespace().next()?;
+    let words = std::fs::read(format!("/proc/{child}/cmdline")).ok()?;
+    let is_server = String::from_utf8_lossy(&words).contains("serve");
+    is_server.then(|| child.parse().ok()).flatten()
 }
 
 #[test]
@@ -226,8 +230,8 @@ fn a_server_that_hangs_while_it_opens_a_cache_is_told_about() {
     let origin = udm.file("origin.img", 64 * MIB);
     let cache = udm.file("cache.img", 512 * MIB);
     let table = format!("0 131072 pcache {} {}", text(&cache), text(&origin));
-    // Stopped before it serves, which may take some tries.
-    let (mut create, server) = (0..100)
+    // Stopped while it opens the cache, which may take some tries.
+    let (mut create, server, mut errors, mut said) = (0..100)
         .find_map(|_| {
             let mut create = udm.spawn(&["create", "vol", "--table", &table]);
             let mut server = None;
@@ -238,14 +242,17 @@ fn a_server_that_hangs_while_it_opens_a_cache_is_told_about() {
             server.into_iter().for_each(|pid| signal(pid, "STOP"));
             std::thread::sleep(Duration::from_millis(300));
             if let (Some(server), None) = (server, create.try_wait().unwrap()) {
-                return Some((create, server));
+                // Before or after it opens the cache, it "has not answered for 10 s".
+                let (errors, said) = errors_until(&mut create, "for 10 s");
+                if said.contains("has made no progress") {
+                    return Some((create, server, errors, said));
+                }
             }
             server.into_iter().for_each(|pid| signal(pid, "KILL"));
             let _ = create.wait();
             None
         })
         .expect("a server that is stopped in time");
-    let (mut errors, mut said) = errors_until(&mut create, "has made no progress");
     signal(server, "KILL");
     let ticks = Ticks::start();
     errors.read_to_string(&mut said).unwrap();

@@ -16,6 +16,8 @@ use udm::sync::Arc;
 use udm::table::Table;
 use udm_export::nbd::{Connections, Server};
 
+// The tests of the command load it too, beside this module.
+#[allow(clippy::duplicate_mod)]
 #[path = "../../../cli/tests/common/ticks.rs"]
 pub mod ticks;
 
