@@ -216,7 +216,7 @@ impl SharedWords {
 }
 
 /// The first half of the kernel's random number for this boot; 0 if there is none.
-fn boot() -> u64 {
+pub(crate) fn boot() -> u64 {
     let digits: String = boot_id().take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or(0)
 }

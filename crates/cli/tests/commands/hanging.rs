@@ -214,8 +214,8 @@ fn a_drain_ends_with_its_command() {
     udm.ok(&["remove", "vol", "--drain"]);
 }
 
-/// The server that `create` started, once it runs: before that it is a copy of `create`, which waits
-/// for it in the kernel.
+/// The server that `create` started, once it runs. Before that it is a copy of `create`, for which
+/// `create` waits in the kernel.
 fn child_of(pid: u32) -> Option<u64> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     let child = children.split_whitespace().next()?;

@@ -11,6 +11,7 @@ use super::lazy::Lazy;
 use super::whole::Whole;
 use super::{DiskIo, Evidence};
 use crate::bio::Op;
+use crate::shm::boot;
 use crate::sync::Arc;
 use crate::sync::statics::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::SECTOR;
@@ -46,8 +47,8 @@ pub(super) struct Files {
     pub whole: Arc<Whole>,
     /// Its length and times when it was opened.
     pub opened: Statx,
-    /// Whether its times change if and only if its content changes.
-    pub times_tell: bool,
+    /// Whether it is known by its place only. Then its file system may report the mount's times.
+    pub is_doubtful: bool,
     /// Reads from this byte of the disk on return written data; `u64::MAX`: unknown.
     pub written_from: AtomicU64,
     /// The errors of the disk.
@@ -72,13 +73,17 @@ impl Files {
         // attach finds.
         let opened = self.opened.stx_size / SECTOR * SECTOR;
         let is_all = self.start == 0 && size_bytes == opened;
-        if self.is_block_device || !is_all || !self.times_tell {
+        if self.is_block_device || !is_all {
             return Evidence::Content;
         }
         let nanos = |time: &StatxTimestamp| {
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
         };
         let (mtime, ctime) = (nanos(&found.stx_mtime), nanos(&found.stx_ctime));
+        if self.is_doubtful {
+            let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
+            return Evidence::Mounted { mount: boot() ^ device, mtime, ctime };
+        }
         Evidence::File { bytes, mtime, ctime }
     }
 

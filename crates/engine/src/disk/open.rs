@@ -178,8 +178,7 @@ pub(super) fn open(
     let files = Files {
         whole,
         opened: stat,
-        // If the file is known by its place only, it may have the times of the mount.
-        times_tell: limits.identity.doubt().is_none(),
+        is_doubtful: limits.identity.doubt().is_some(),
         written_from: AtomicU64::new(u64::MAX),
         start: part.start,
         errors: Errors::default(),

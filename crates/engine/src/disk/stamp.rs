@@ -8,15 +8,17 @@
 //! 1. The stamp of a whole file consists of its length, its mtime and its ctime. A write changes
 //!    mtime and ctime. A program that sets the mtime back, as restores do, changes the ctime. A
 //!    rename also changes the ctime; it counts as a change, because the two look alike.
-//! 2. The stamp of a block device, of a part of a file, or of a file whose identity has a doubt,
-//!    consists of checksums of certain areas:
+//! 2. The stamp of a block device, or of a part of a file, consists of checksums of certain areas:
 //!    the first and the last MiB, the start of each partition, and samples. A mount changes the
 //!    superblock of its file system, which is in the first MiB (ext4, XFS, btrfs, LVM, ZFS) or
 //!    after each of the first MiBs (F2FS); partition tables and RAID superblocks are in the first
 //!    or the last MiB. A restore changes samples. A program that writes only to other areas is not
 //!    noticed.
-//! 3. A part of a stamp has 20 or 21 bits, so a change is missed once in a million times at most.
-//! 4. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
+//! 3. The stamp of a whole file that is known by its place only (FUSE) has one checksum of these
+//!    areas, the mount, and the times. Some file systems report the time of the mount, so the times
+//!    count only while the mount is the same one; after another mount, the areas must suffice.
+//! 4. A part of a stamp has 19 to 21 bits, so a change is missed once in 500,000 times at most.
+//! 5. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
 //!    detected.
 
 use std::time::{Duration, SystemTime};
@@ -32,8 +34,10 @@ use crate::units::{KIB, MIB, SECTOR};
 const IS_THERE: u64 = 1 << 63;
 /// Bit of a stamp: it is made of sums of the content.
 const IS_OF_CONTENT: u64 = 1 << 62;
+/// Bit of a stamp: it is made of a sum of the content, and of times within a mount.
+const IS_OF_MOUNT: u64 = 1 << 61;
 /// Where the parts of a stamp begin, and their bits.
-const PARTS: [(u32, u32); 3] = [(0, 21), (21, 21), (42, 20)];
+const PARTS: [(u32, u32); 3] = [(0, 21), (21, 21), (42, 19)];
 /// Bytes of the start and of the end that are summed up.
 const EDGE_BYTES: u64 = MIB;
 /// Samples between them, and the bytes of each.
@@ -57,6 +61,16 @@ pub enum Evidence {
     File {
         /// Its length.
         bytes: u64,
+        /// Nanoseconds since 1970.
+        mtime: i128,
+        /// Nanoseconds since 1970.
+        ctime: i128,
+    },
+    /// It is a whole file that is known by its place only: the stored data, and the times within
+    /// one mount.
+    Mounted {
+        /// Another mount has another number, with a high probability.
+        mount: u64,
         /// Nanoseconds since 1970.
         mtime: i128,
         /// Nanoseconds since 1970.
@@ -86,13 +100,22 @@ impl Stamp {
                 if is_end {
                     outwait_clock(mtime.max(ctime));
                 }
-                let sum = |bytes: &[u8]| !crc32c_raw(u32::MAX, bytes);
                 let sums = [
                     sum(&bytes.to_le_bytes()),
                     sum(&mtime.to_le_bytes()),
                     sum(&ctime.to_le_bytes()),
                 ];
                 Some(Stamp::new(IS_THERE, sums))
+            }
+            Evidence::Mounted { mount, mtime, ctime } => {
+                if is_end {
+                    outwait_clock(mtime.max(ctime));
+                }
+                let areas = content_sums(disk, bytes.min(disk.limits().size_bytes))?;
+                let areas: Vec<u8> = areas.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+                let times = [mtime.to_le_bytes(), ctime.to_le_bytes()].concat();
+                let sums = [sum(&areas), sum(&mount.to_le_bytes()), sum(&times)];
+                Some(Stamp::new(IS_THERE | IS_OF_MOUNT, sums))
             }
             Evidence::Content => {
                 let bytes = bytes.min(disk.limits().size_bytes);
@@ -121,7 +144,7 @@ impl Stamp {
 
     /// Whether both are made of the same kind of evidence.
     pub(super) fn is_like(self, other: Stamp) -> bool {
-        (self.0 ^ other.0) & IS_OF_CONTENT == 0
+        (self.0 ^ other.0) & (IS_OF_CONTENT | IS_OF_MOUNT) == 0
     }
 
     /// The difference between two stamps. `is_moved`: the newer stamp is of a copy, whose ctime is
@@ -142,13 +165,28 @@ impl Stamp {
             ],
         };
         if !self.is_like(now) {
-            return Some("it was a whole file and is now a device or a part, or the reverse");
+            return Some(
+                "it is of another kind: a file, a device or a part, or a file known by its place",
+            );
+        }
+        let part = |stamp: Stamp, (at, len): (u32, u32)| stamp.0 >> at & ((1 << len) - 1);
+        let differs = |place: (u32, u32)| part(self, place) != part(now, place);
+        if self.0 & IS_OF_MOUNT != 0 {
+            let [areas, mount, times] = PARTS.map(differs);
+            return match (areas, mount || is_moved, times) {
+                (true, ..) => Some("its content has changed"),
+                (false, false, true) => Some("it was modified: its times differ"),
+                _ => None,
+            };
         }
         let compared = if is_moved && !is_of_content { 2 } else { PARTS.len() };
-        let part = |stamp: Stamp, (at, len): (u32, u32)| stamp.0 >> at & ((1 << len) - 1);
         let mut pairs = PARTS.iter().zip(words).take(compared);
-        pairs.find(|(at, _)| part(self, **at) != part(now, **at)).map(|(_, words)| words)
+        pairs.find(|(at, _)| differs(**at)).map(|(_, words)| words)
     }
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    !crc32c_raw(u32::MAX, bytes)
 }
 
 /// A later change gets a later time, even by a clock that ticks slowly.

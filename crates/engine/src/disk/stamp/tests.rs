@@ -89,6 +89,26 @@ fn a_device_that_has_grown_is_the_same_where_it_was() {
     assert_eq!(Stamp::at_end(&silent, BYTES), None);
 }
 
+/// A file that is known by its place only may have the mount's times.
+#[test]
+fn times_within_a_mount_count_while_the_mount_is_the_same() {
+    let stamp = |areas, mount, times| Stamp::new(IS_THERE | IS_OF_MOUNT, [areas, mount, times]);
+    let noted = stamp(1, 2, 3);
+    assert_eq!(noted.difference(noted, false), None);
+    let why = noted.difference(stamp(1, 2, 4), false);
+    assert_eq!(why, Some("it was modified: its times differ"));
+    assert_eq!(noted.difference(stamp(1, 5, 4), false), None, "after another mount");
+    assert_eq!(noted.difference(stamp(1, 2, 4), true), None, "of a copy");
+    for (mount, times) in [(2, 3), (5, 4)] {
+        let why = noted.difference(stamp(7, mount, times), false);
+        assert_eq!(why, Some("its content has changed"));
+    }
+    for kind in [IS_THERE, IS_THERE | IS_OF_CONTENT] {
+        assert!(!noted.is_like(Stamp::new(kind, [1, 2, 3])));
+        assert!(noted.difference(Stamp::new(kind, [1, 2, 3]), false).is_some());
+    }
+}
+
 #[test]
 fn any_change_of_a_file_is_seen_and_a_copy_keeps_its_mtime() {
     let folder = tempfile::tempdir().unwrap();
