@@ -519,7 +519,13 @@ impl Blocks {
                 is_awaited = self.in_flight.end_move(block).1;
             }
             (Way::Below(slot), Ok(())) => self.leave_zeroed(block, slot),
-            (Way::Below(_), Err(_)) => is_awaited = self.in_flight.end_move(block).1,
+            (Way::Below(slot), Err(_)) => {
+                // The origin may have the zeroes, also where the slot was equal to it.
+                if !mutants::is(Mutant::ZeroedInPartKept) {
+                    self.soil(slot);
+                }
+                is_awaited = self.in_flight.end_move(block).1;
+            }
             (Way::Both(_), Err(_)) if mutants::is(Mutant::ThroughFailedClean) => {}
             (Way::Both(slot), Err(_)) => {
                 self.note_half_written(block);

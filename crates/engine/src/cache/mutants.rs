@@ -109,6 +109,8 @@ list_mutants! {
     PartsCutShort,
     /// Zeroes of a part of a dirty block are not written back.
     ZeroesUnseen,
+    /// Zeroes below a slot, of a request that failed, stay below its sectors that are not dirty.
+    ZeroedInPartKept,
     /// The slot's part of a block stays valid when the block is zeroed at the origin.
     ZeroedPart,
     /// A partially cached block is dropped while a read of it is in flight.

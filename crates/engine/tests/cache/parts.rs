@@ -99,6 +99,25 @@ pub fn zeroes_of_a_part_are_written_back() {
     }
 }
 
+/// Zeroes reach the origin below a dirty slot, and the request fails at another device or at the
+/// flush that follows.
+#[test]
+pub fn zeroes_that_failed_below_a_slot_do_not_stay_below_it() {
+    for (nth, failing) in [(1, Op::WriteZeroes), (2, Op::WriteZeroes), (2, Op::Flush)] {
+        let mut fixture = with_block(TABLE);
+        fixture.bring(2);
+        fixture.write(2 * BLOCK, &[1; 512]);
+        fixture.write(3 * BLOCK, &[1; 512]);
+        fixture.flush();
+        fixture.disks[nth].inject(Fault::new(Effect::Tear(Status::Io)).of(failing));
+        let zeroes = Bio::bare(Op::WriteZeroes, 3 * BLOCK - 4096, BLOCK + 4096, false, 0);
+        assert_eq!(fixture.run(zeroes).status, Err(Status::Io), "{failing:?}");
+        fixture.disks[nth].heal();
+        fixture.drain();
+        assert_drained(&mut fixture);
+    }
+}
+
 #[test]
 fn what_is_written_during_a_copy_that_fails_is_not_all_that_is_written_back() {
     let mut fixture = with_block(TABLE);

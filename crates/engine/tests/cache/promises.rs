@@ -41,6 +41,7 @@ pub const CASES: &[fn()] = &[
     crate::basics::passthrough_gives_up_what_is_written_to,
     crate::parts::scattered_writes_are_all_written_back,
     crate::parts::zeroes_of_a_part_are_written_back,
+    crate::parts::zeroes_that_failed_below_a_slot_do_not_stay_below_it,
     crate::in_part::a_write_does_not_wait_for_a_fill_and_spoils_it,
     crate::in_part::what_is_zeroed_below_is_not_read_from_the_slot,
     crate::in_part::a_slot_with_a_part_is_not_given_away_while_it_is_read,
