@@ -13,9 +13,9 @@ use crate::target::Events;
 const FIRST_TOKEN: u64 = 1 << 32;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Rest {
-    /// Whether data was written that no suspend has flushed.
+    /// Whether data was written that no suspend has flushed; an earlier server may have done so.
     is_unflushed: AtomicBool,
     state: Mutex<State>,
     events: Arc<Events>,
@@ -34,6 +34,13 @@ enum Step {
     Idle,
     Wanted,
     UnderWay,
+}
+
+impl Default for Rest {
+    fn default() -> Rest {
+        let (state, events) = Default::default();
+        Rest { is_unflushed: AtomicBool::new(true), state, events }
+    }
 }
 
 impl Rest {

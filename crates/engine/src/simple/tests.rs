@@ -129,10 +129,34 @@ fn a_suspend_makes_durable_all_that_was_written() {
     }
 }
 
+/// A server that was killed leaves writes that no client has flushed.
+#[test]
+fn a_suspend_makes_durable_what_an_earlier_server_wrote() {
+    for (disk, device) in over_a_volatile_disk() {
+        disk.carry_out(vec![DiskIo::new(
+            &(disk.clone() as Arc<dyn Disk>),
+            Op::Write,
+            512,
+            Buffer::from_bytes(&[7; 512]),
+            0,
+        )]);
+        let mut local =
+            Local::without_kernel(&device).unwrap().with_background(ManualClock::default());
+        local.suspend().unwrap();
+        assert!(device.is_durable(), "{:?}", device.table());
+        let mut kept = [0];
+        disk.crash(&mut crate::prng::Prng::new(1)).peek(512, &mut kept);
+        assert_eq!(kept, [7], "{:?}", device.table());
+    }
+}
+
 /// Its flush is in flight then, and writes pass it.
 #[test]
 fn a_suspend_that_was_taken_back_has_made_nothing_durable() {
     let rest = Rest::default();
+    rest.begin();
+    let first = rest.start().expect("an earlier server may have left writes");
+    assert!(rest.end(first, Ok(())));
     rest.begin();
     assert!(rest.is_idle() && rest.start().is_none(), "no write was noted");
     rest.note(Op::Read);
