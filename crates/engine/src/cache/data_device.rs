@@ -4,8 +4,8 @@ use crate::bio::Op;
 use crate::disk::{Disk, DiskIo};
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
 
 /// A device with data.
 #[derive(Debug)]
@@ -16,6 +16,16 @@ pub(super) struct DataDevice {
     flushed: AtomicU64,
     /// A flush failed, and no client got the error yet.
     is_unheard: AtomicBool,
+    losses: Mutex<Losses>,
+}
+
+/// How often the disk may have lost what it had taken.
+#[derive(Debug, Default)]
+struct Losses {
+    /// As the disk counts them.
+    seen: u64,
+    /// Those that clients learn of.
+    counted: u64,
 }
 
 impl DataDevice {
@@ -26,6 +36,7 @@ impl DataDevice {
             written: AtomicU64::new(u64::from(!mutants::is(Mutant::CacheOwedForgotten))),
             flushed: AtomicU64::new(0),
             is_unheard: AtomicBool::new(false),
+            losses: Mutex::default(),
         }
     }
 
@@ -52,9 +63,22 @@ impl DataDevice {
         self.owes_flush() || self.disk.is_owing()
     }
 
-    /// How often what it had taken may have been lost.
-    pub(super) fn losses(&self) -> u64 {
-        self.disk.losses()
+    /// How often what it had taken may have been lost while `is_needed` said that clients need it.
+    pub(super) fn losses(&self, is_needed: impl FnOnce() -> bool) -> u64 {
+        let now = self.disk.losses();
+        if now == 0 {
+            return 0;
+        }
+        // The lock is held until the loss is counted: another thread must not take it for an old
+        // one.
+        let mut losses = lock(&self.losses);
+        if now > losses.seen {
+            if is_needed() {
+                losses.counted += now - losses.seen;
+            }
+            losses.seen = now;
+        }
+        losses.counted
     }
 
     /// A flush that begins now covers writes up to here.

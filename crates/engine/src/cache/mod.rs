@@ -165,7 +165,9 @@ impl Target for Cache {
     }
 
     fn losses(&self) -> u64 {
-        self.origin.losses() + self.cache.losses()
+        // Where the origin has all data, no client loses any with the cache device.
+        let needs_cache = || !self.blocks().trouble.is_untrusted;
+        self.origin.losses(|| true) + self.cache.losses(needs_cache)
     }
 
     fn submit(&self, bio: Bio, port: &mut Port) {

@@ -415,7 +415,12 @@ impl Cache {
         }
         let sides = [&self.cache, &self.origin];
         let marks = sides.map(|side| side.mark());
-        let ours = |nth: &usize| *nth == 0 || !mutants::is(Mutant::FlushOfCacheOnly);
+        // A cache device that has failed is not used any more.
+        let is_used = !trouble.has_lost;
+        let ours = |nth: &usize| match nth {
+            0 => is_used,
+            _ => !mutants::is(Mutant::FlushOfCacheOnly),
+        };
         let mut owing =
             [0, 1].into_iter().filter(ours).filter(|nth| sides[*nth].owes_clients()).peekable();
         if owing.peek().is_none() {

@@ -107,6 +107,8 @@ pub fn no_request_fails_because_of_the_cache_device() {
         for (what, faults) in deaths() {
             for end in ["stop", "kill", "power"] {
                 let mut fixture = warm(table, 6);
+                // As with files, each client is told of a loss.
+                fixture.disks.iter().for_each(|disk| disk.say_to_all());
                 // One of them may be written to without a commit.
                 fixture.write(0, &[77; 512]);
                 for (disk, fault) in faults.clone() {
@@ -129,6 +131,7 @@ pub fn no_request_fails_because_of_the_cache_device() {
                 let is_quiet = table == PASS && what.ends_with("of data");
                 assert!(is_known || is_quiet, "{table}, {what}: {health:?}");
                 assert!(!health.is_failing, "the origin is well");
+                assert_eq!(fixture.target().losses(), 0, "no client has lost anything");
                 match end {
                     "stop" => fixture.remove(),
                     "kill" => fixture.kill(),
