@@ -13,7 +13,8 @@
 //! reads and writes a page of such a file at the same time. At rest, every sector is whole.
 //!
 //! The sectors that a new server shows are the truth from then on. So each sector is judged as if
-//! it had been written and answered at that moment.
+//! it had been written and answered at that moment. The same applies to a server that saw a device
+//! fail, except for failed writes that it shows: the next server may not have them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -72,6 +73,9 @@ impl Write {
 /// How much was lost when a server died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
+    /// The server lives, but a device has failed under it. It may show a failed write that the next
+    /// server does not have.
+    Nothing,
     /// The process only.
     Process,
     /// And the memory that would have outlived it.
@@ -268,7 +272,7 @@ impl Oracle {
             let sector = &bytes[(number - first) as usize * SECTOR..][..SECTOR];
             let found = value_of(number, sector);
             let supersedes = |write: &Write| match loss {
-                Loss::Process => write.is_sure,
+                Loss::Nothing | Loss::Process => write.is_sure,
                 Loss::Memory | Loss::Told => is_durable(write, durable),
                 Loss::Power => write.is_sure && !write.is_doubted,
             };
@@ -279,7 +283,12 @@ impl Oracle {
             // After a power cut, that is the durable content.
             let is_fua = matches!(loss, Loss::Memory | Loss::Power);
             let value = found.unwrap();
-            if loss != Loss::Process || writes.len() > 1 {
+            let is_of_failed = unsuperseded(writes, supersedes)
+                .any(|write| write.value == value && !write.is_sure);
+            if loss == Loss::Nothing && is_of_failed {
+                return;
+            }
+            if !matches!(loss, Loss::Nothing | Loss::Process) || writes.len() > 1 {
                 let end = self.now();
                 let was_doubted =
                     writes.iter().any(|write| write.value == value && write.is_doubted);

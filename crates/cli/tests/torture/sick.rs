@@ -215,7 +215,7 @@ impl Fixture {
         self.check_blame(patient);
         // An origin that reported no loss only has to work again.
         let is_easy = patient.role == Role::Origin && !patient.ailment.has_flushes();
-        self.judge(Loss::Process, !is_easy, what);
+        self.judge(Loss::Nothing, !is_easy, what);
         if self.random.one_in(2) {
             let outcome = self.udm(&["drain", "vol"]);
             let is_well = outcome.code == 0;
@@ -249,7 +249,7 @@ impl Fixture {
     /// A cache's device is dead for good: the origin goes on without it.
     pub fn bury(&mut self, patient: &Patient) {
         let what = "without a device that died";
-        self.judge(Loss::Process, true, "next to a dead device");
+        self.judge(Loss::Nothing, true, "next to a dead device");
         let drained = self.udm(&["drain", "vol"]);
         self.oracle.note(format!("drain: {} {}", drained.code, drained.err.trim()));
         self.check_outcome(patient, &drained);

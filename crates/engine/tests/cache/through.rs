@@ -107,7 +107,7 @@ pub fn no_request_fails_because_of_the_cache_device() {
         for (what, faults) in deaths() {
             for end in ["stop", "kill", "power"] {
                 let mut fixture = warm(table, 6);
-                // As with files, each client is told of a loss.
+                // As with files, each client gets the error.
                 fixture.disks.iter().for_each(|disk| disk.say_to_all());
                 // One of them may be written to without a commit.
                 fixture.write(0, &[77; 512]);
