@@ -19,14 +19,29 @@ fi
 # Every process that the command starts inherits this variable, whatever its parent or session.
 mark=UDM_LIMITED_$$_$RANDOM
 
+# Who reads the environment of a process that is stuck in execve waits for it. Such a process counts
+# as the command's if its parent does.
 marked() {
-  local environ
-  for environ in /proc/[0-9]*/environ; do
-    if grep -qsaz "^$mark=" "$environ" 2> /dev/null; then
-      environ=${environ#/proc/}
-      echo "${environ%/environ}"
-    fi
+  local found pid parent
+  if found=$(timeout -s KILL 10 grep -lsaz "^$mark=" /proc/[0-9]*/environ); [ $? -ne 137 ]; then
+    grep -o '[0-9]*' <<< "$found"
+    return
+  fi
+  local stuck=()
+  found=" "
+  for pid in /proc/[0-9]*; do
+    pid=${pid#/proc/}
+    timeout -s KILL 1 grep -qsaz "^$mark=" "/proc/$pid/environ"
+    case $? in
+      0) found+="$pid " ;;
+      137) stuck+=("$pid") ;;
+    esac
+  done 2> /dev/null
+  for pid in "${stuck[@]}"; do
+    parent=$(cut -d' ' -f4 "/proc/$pid/stat" 2> /dev/null)
+    [[ $found == *" $parent "* ]] && found+="$pid "
   done
+  xargs -r -n 1 <<< "$found"
 }
 
 # A process that has just ended another may have started one more: look until none is left.
@@ -44,7 +59,7 @@ end_all() {
 stacks() {
   local pid thread
   for pid in $(marked); do
-    echo "--- process $pid: $(tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c1-300)"
+    echo "--- process $pid: $(timeout -s KILL 1 cat "/proc/$pid/cmdline" | tr '\0' ' ' | cut -c1-300)"
     if command -v gdb > /dev/null &&
       timeout -k 5 30 gdb -p "$pid" -batch -nx -iex 'set debuginfod enabled off' \
         -ex 'thread apply all backtrace 15' 2> /dev/null | grep -E '^(Thread|#)'; then
@@ -52,8 +67,9 @@ stacks() {
     fi
     for thread in "/proc/$pid/task"/*; do
       echo "thread ${thread##*/} $(cat "$thread/comm"): $(cut -d' ' -f3 "$thread/stat")," \
-        "waits in $(cat "$thread/wchan"), system call $(cut -d' ' -f1 "$thread/syscall")"
-      sed 's/^/    /' "$thread/stack"
+        "waits in $(cat "$thread/wchan")," \
+        "system call $(timeout -s KILL 1 cut -d' ' -f1 "$thread/syscall")"
+      timeout -s KILL 1 sed 's/^/    /' "$thread/stack"
     done 2> /dev/null
   done
 }
@@ -76,7 +92,7 @@ kill "$sleeper" 2> /dev/null
 mapfile -t left < <(marked)
 [ ${#left[@]} -eq 0 ] || sleep 0.2 # They may be about to end.
 for pid in "${left[@]}"; do
-  line=$(tr '\0' ' ' 2> /dev/null < "/proc/$pid/cmdline" | cut -c1-300)
+  line=$(timeout -s KILL 1 cat "/proc/$pid/cmdline" 2> /dev/null | tr '\0' ' ' | cut -c1-300)
   [ -z "$line" ] || echo "LEFT RUNNING: process $pid: $line"
 done 2> /dev/null
 [ ${#left[@]} -eq 0 ] || end_all
