@@ -194,8 +194,10 @@ impl Disks {
 impl Drop for Disks {
     fn drop(&mut self) {
         self.heal();
+        // By force: a child between fork and exec may have both a file and `/dev/fuse` of this
+        // process, and its close of the file would wait for an answer that never comes.
+        let _ = Command::new("umount").arg("-fl").arg(&self.folder).stderr(Stdio::null()).status();
         self.shared.is_over.store(true, Ordering::SeqCst);
-        let _ = Command::new("umount").arg("-l").arg(&self.folder).stderr(Stdio::null()).status();
     }
 }
 
