@@ -94,9 +94,12 @@ pub(super) const ATTRIBUTES: [&str; 11] = [
     "device/uuid",
 ];
 
+/// The number of a mount, which no other mount of this boot gets. Since Linux 6.8.
+pub(super) const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
 /// The kernel's information about an open file.
 pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN | MNT_ID_UNIQUE;
     rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
 }
 

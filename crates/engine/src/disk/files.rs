@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Statx, StatxTimestamp};
 
 use super::errors::Errors;
-use super::facts::stat;
+use super::facts::{MNT_ID_UNIQUE, stat};
 use super::flushing::Flushing;
 use super::lazy::Lazy;
 use super::whole::Whole;
@@ -81,8 +81,9 @@ impl Files {
         };
         let (mtime, ctime) = (nanos(&found.stx_mtime), nanos(&found.stx_ctime));
         if self.is_doubtful {
-            let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
-            return Evidence::Mounted { mount: boot() ^ device, mtime, ctime };
+            let is_known = found.stx_mask & MNT_ID_UNIQUE.bits() != 0;
+            let mount = is_known.then(|| boot() ^ found.stx_mnt_id);
+            return Evidence::Mounted { mount, mtime, ctime };
         }
         Evidence::File { bytes, mtime, ctime }
     }

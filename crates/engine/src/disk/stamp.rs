@@ -16,7 +16,8 @@
 //!    noticed.
 //! 3. The stamp of a whole file that is known by its place only (FUSE) has one checksum of these
 //!    areas, the mount, and the times. Some file systems report the time of the mount, so the times
-//!    count only while the mount is the same one; after another mount, the areas must suffice.
+//!    count only while the mount is the same one; otherwise the areas must suffice. A service with
+//!    mounts of its own has another mount at each start, and Linux before 6.8 does not number them.
 //! 4. A part of a stamp has 19 to 21 bits, so a change is missed once in 500,000 times at most.
 //! 5. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
 //!    detected.
@@ -36,6 +37,8 @@ const IS_THERE: u64 = 1 << 63;
 const IS_OF_CONTENT: u64 = 1 << 62;
 /// Bit of a stamp: it is made of a sum of the content, and of times within a mount.
 const IS_OF_MOUNT: u64 = 1 << 61;
+/// The part of a stamp for an unknown mount.
+const UNKNOWN_MOUNT: u32 = 0;
 /// Where the parts of a stamp begin, and their bits.
 const PARTS: [(u32, u32); 3] = [(0, 21), (21, 21), (42, 19)];
 /// Bytes of the start and of the end that are summed up.
@@ -69,8 +72,8 @@ pub enum Evidence {
     /// It is a whole file that is known by its place only: the stored data, and the times within
     /// one mount.
     Mounted {
-        /// Another mount has another number, with a high probability.
-        mount: u64,
+        /// Another mount has another number. Unknown before Linux 6.8.
+        mount: Option<u64>,
         /// Nanoseconds since 1970.
         mtime: i128,
         /// Nanoseconds since 1970.
@@ -114,7 +117,8 @@ impl Stamp {
                 let areas = content_sums(disk, bytes.min(disk.limits().size_bytes))?;
                 let areas: Vec<u8> = areas.iter().flat_map(|sum| sum.to_le_bytes()).collect();
                 let times = [mtime.to_le_bytes(), ctime.to_le_bytes()].concat();
-                let sums = [sum(&areas), sum(&mount.to_le_bytes()), sum(&times)];
+                let mount = mount.map_or(UNKNOWN_MOUNT, |mount| sum(&mount.to_le_bytes()));
+                let sums = [sum(&areas), mount, sum(&times)];
                 Some(Stamp::new(IS_THERE | IS_OF_MOUNT, sums))
             }
             Evidence::Content => {
@@ -173,7 +177,8 @@ impl Stamp {
         let differs = |place: (u32, u32)| part(self, place) != part(now, place);
         if self.0 & IS_OF_MOUNT != 0 {
             let [areas, mount, times] = PARTS.map(differs);
-            return match (areas, mount || is_moved, times) {
+            let is_known = part(now, PARTS[1]) != u64::from(UNKNOWN_MOUNT);
+            return match (areas, mount || is_moved || !is_known, times) {
                 (true, ..) => Some("its content has changed"),
                 (false, false, true) => Some("it was modified: its times differ"),
                 _ => None,

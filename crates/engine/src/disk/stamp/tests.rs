@@ -99,6 +99,7 @@ fn times_within_a_mount_count_while_the_mount_is_the_same() {
     assert_eq!(why, Some("it was modified: its times differ"));
     assert_eq!(noted.difference(stamp(1, 5, 4), false), None, "after another mount");
     assert_eq!(noted.difference(stamp(1, 2, 4), true), None, "of a copy");
+    assert_eq!(stamp(1, 0, 3).difference(stamp(1, 0, 4), false), None, "an unknown mount");
     for (mount, times) in [(2, 3), (5, 4)] {
         let why = noted.difference(stamp(7, mount, times), false);
         assert_eq!(why, Some("its content has changed"));
