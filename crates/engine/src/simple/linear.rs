@@ -3,7 +3,7 @@
 //! `linear <device> <offset>`. The kernel's `dm-linear`.
 
 use super::{Carrier, Location, Mapping, wrong_count};
-use crate::bio::Bio;
+use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
 use crate::sync::Arc;
@@ -46,6 +46,16 @@ impl Linear {
             mapping: Mapping::new(&args.location, len, disk)?,
             carrier: Carrier::default(),
         })
+    }
+
+    /// Flushes what an earlier server may have written: it may have died before its clients could
+    /// flush. If the disk refuses, a suspend tries again.
+    pub fn settle(&self) {
+        let disk = &self.mapping.disk;
+        let flushed = disk.carry_out(vec![DiskIo::bare(disk, Op::Flush, 0, 0, 0)]);
+        if flushed.iter().any(|io| io.result.is_err()) {
+            self.carrier.rest.note(Op::Write);
+        }
     }
 }
 

@@ -13,9 +13,9 @@ use crate::target::Events;
 const FIRST_TOKEN: u64 = 1 << 32;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rest {
-    /// Whether data was written that no suspend has flushed; an earlier server may have done so.
+    /// Whether data was written that no suspend has flushed.
     is_unflushed: AtomicBool,
     state: Mutex<State>,
     events: Arc<Events>,
@@ -34,13 +34,6 @@ enum Step {
     Idle,
     Wanted,
     UnderWay,
-}
-
-impl Default for Rest {
-    fn default() -> Rest {
-        let (state, events) = Default::default();
-        Rest { is_unflushed: AtomicBool::new(true), state, events }
-    }
 }
 
 impl Rest {

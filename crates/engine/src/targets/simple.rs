@@ -84,7 +84,9 @@ impl Plan for LinearArgs {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         self.location.device.refuse_seek()?;
         let disk = opening.shared(&self.location.device)?;
-        Ok(Arc::new(Linear::new(self, line.len_bytes(), disk)?))
+        let linear = Linear::new(self, line.len_bytes(), disk)?;
+        linear.settle();
+        Ok(Arc::new(linear))
     }
 }
 
