@@ -219,7 +219,18 @@ pub struct OnDisk {
     mount: Option<Mount>,
     device: Option<Loop>,
     /// A device that has the number meanwhile.
-    dummy: Option<Loop>,
+    dummies: Vec<Loop>,
+}
+
+/// Takes loop devices until one of them has the number of `was`, which is free now. Another test
+/// may have taken it.
+fn occupy(udm: &Udm, was: Option<&Path>) -> Vec<Loop> {
+    let mut dummies = Vec::new();
+    while dummies.len() < 8 && dummies.last().map(|dummy: &Loop| &*dummy.0) != was {
+        let Some(dummy) = Loop::attach(&udm.path("dummy"), &[]) else { break };
+        dummies.push(dummy);
+    }
+    dummies
 }
 
 impl OnDisk {
@@ -227,7 +238,8 @@ impl OnDisk {
         let disk = udm.file("disk", 320 * MIB);
         udm.file("dummy", MIB);
         try_run(mkfs, &[words, &[text(&disk)]].concat())?;
-        let mut made = OnDisk { file: InFolder::new("m"), mount: None, device: None, dummy: None };
+        let mut made =
+            OnDisk { file: InFolder::new("m"), mount: None, device: None, dummies: Vec::new() };
         made.mount(udm)?;
         udm.file("m/o", ORIGIN_BYTES);
         Some(made)
@@ -245,7 +257,7 @@ impl OnDisk {
             self.mount = None;
             let was = self.device.take().map(|device| device.0.clone());
             if act == Renumbered {
-                self.dummy = Loop::attach(&udm.path("dummy"), &[]);
+                self.dummies = occupy(udm, was.as_deref());
             }
             self.mount(udm).unwrap();
             let is = self.device.as_ref().map(|device| device.0.clone());
@@ -375,7 +387,7 @@ impl Kind for Fuse {
 /// A loop device on a part of an image, or a partition of one on the whole image.
 pub struct Image {
     device: Option<Loop>,
-    dummy: Option<Loop>,
+    dummies: Vec<Loop>,
     is_partitioned: bool,
 }
 
@@ -386,7 +398,7 @@ impl Image {
         if is_partitioned {
             Image::write_table(&udm.path("img"));
         }
-        let mut made = Image { device: None, dummy: None, is_partitioned };
+        let mut made = Image { device: None, dummies: Vec::new(), is_partitioned };
         let name = made.attach(udm, "img", 0)?;
         if !udm.path(&name).exists() {
             eprintln!("SKIPPED: {name} does not appear");
@@ -431,8 +443,8 @@ impl Image {
         match act {
             Nothing | Remounted => {}
             Renumbered => {
-                self.device = None;
-                self.dummy = Loop::attach(&udm.path("dummy"), &[]);
+                let was = self.device.take().map(|device| device.0.clone());
+                self.dummies = occupy(udm, was.as_deref());
             }
             Moved => {
                 self.device = None;
@@ -457,7 +469,8 @@ impl Image {
     }
 
     fn undo(&mut self, udm: &Udm, act: Act) {
-        (self.device, self.dummy) = (None, None);
+        self.device = None;
+        self.dummies.clear();
         match act {
             Moved => rename(udm, "moved", "img"),
             Replaced => rename(udm, "aside", "img"),
