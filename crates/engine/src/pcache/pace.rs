@@ -193,7 +193,7 @@ impl Pcache {
     /// Limits writers to the rate of write-back while much data is dirty.
     pub(super) fn limit_writers(&self, throttle: &mut Throttle, now: Nanos) {
         let cleaned = self.stripes.cleaned_bytes();
-        throttle.look(now, Amounts { dirty: self.stripes.dirty_bytes(), cleaned });
+        throttle.look(now, Amounts { dirty: self.stripes.stored_bytes(), cleaned });
         throttle.apply(now, self.signals.room());
     }
 

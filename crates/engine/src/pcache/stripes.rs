@@ -59,6 +59,8 @@ pub(super) struct Stripes {
     dirty_at_start: u64,
     /// Dirty bytes that were written back since.
     cleaned_bytes: AtomicU64,
+    /// About how many of the dirty bytes are zeroes, which take no space.
+    zeroed_bytes: AtomicU64,
 }
 
 impl Stripes {
@@ -71,6 +73,7 @@ impl Stripes {
             scratch: Mutex::new(Vec::with_capacity(count * KEYS_MAX)),
             dirty_at_start: dirty_bytes,
             cleaned_bytes: AtomicU64::new(0),
+            zeroed_bytes: AtomicU64::new(0),
         }
     }
 
@@ -106,7 +109,24 @@ impl Stripes {
 
     /// `bytes` more dirty bytes are on the backing device now.
     pub(super) fn note_cleaned(&self, bytes: u64) {
+        let dirty = u128::from(self.dirty_bytes().max(1));
+        // As if zeroes were evenly spread over the dirty data.
+        let rest = |zeroed: u64| {
+            let part = u128::from(zeroed) * u128::from(bytes) / dirty;
+            Some(zeroed.saturating_sub(u64::try_from(part).unwrap_or(u64::MAX)))
+        };
+        let _ = self.zeroed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
         self.cleaned_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// `bytes` of the dirty bytes are zeroes.
+    pub(super) fn note_zeroed(&self, bytes: u64) {
+        self.zeroed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// About how many dirty bytes take space.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.dirty_bytes().saturating_sub(self.zeroed_bytes.load(Ordering::Relaxed))
     }
 
     /// Dirty bytes that were written back since the attach.

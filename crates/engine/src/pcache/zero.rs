@@ -114,7 +114,10 @@ impl Pcache {
             let (at, sums) =
                 (bio.offset + bio.progress, Sums { crc, look: mix_fingerprint([0; 3]) });
             match self.commit(at, space, sums, bio.end(), false) {
-                Ok(()) => bio.progress += u64::from(space.len),
+                Ok(()) => {
+                    bio.progress += u64::from(space.len);
+                    self.stripes.note_zeroed(space.len.into());
+                }
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
             }
