@@ -226,8 +226,8 @@ impl Writecache {
 
     /// Limits writers to the rate of write-back while few slots are free.
     fn limit_writers(&self, throttle: &mut Throttle, now: Nanos) {
-        let taken = self.plan.usable(&self.device).saturating_sub(u64::from(self.pool.count()));
-        let cleaned = self.counts.written_back_bytes.load(Ordering::Relaxed);
+        let taken = self.plan.usable(&self.device).saturating_sub(u64::from(self.pool.free()));
+        let cleaned = self.counts.cleaned_bytes.load(Ordering::Relaxed);
         throttle.look(now, Amounts { dirty: taken * self.block_bytes(), cleaned });
         throttle.apply(now, &self.room);
     }

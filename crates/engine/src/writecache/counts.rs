@@ -33,6 +33,8 @@ pub(super) struct Counts {
     pub(super) batches: AtomicU64,
     pub(super) overwrites: AtomicU64,
     pub(super) written_back_bytes: AtomicU64,
+    /// Bytes of the blocks that write-back has made clean.
+    pub(super) cleaned_bytes: AtomicU64,
     pub(super) writeback_failures: AtomicU64,
     pub(super) failed_requests: AtomicU64,
     /// I/O of write-back and of commits.

@@ -100,6 +100,12 @@ impl Pool {
         if count as usize <= self.bits.len() * 64 { count } else { 0 }
     }
 
+    /// All free slots, including those that threads have reserved for themselves.
+    pub fn free(&self) -> u32 {
+        let reserved = |reserve: &Reserve| lock(&reserve.0).bits.count_ones();
+        self.reserves.iter().map(reserved).sum::<u32>() + self.count()
+    }
+
     /// Whether any slot is free, including slots in the reserves of threads: a thread that looks
     /// for a slot finds them there.
     pub fn has_any(&self) -> bool {

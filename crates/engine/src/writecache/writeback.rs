@@ -39,6 +39,8 @@ use unread::{PROBES, Unread};
 /// Most bytes, and most blocks, of a batch.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
 pub(super) const BATCH_BLOCKS_MAX: u64 = 16 * 1024;
+/// While writers are limited, a batch is this part (1 / n) of the cache.
+const BATCH_PART: u64 = 32;
 /// Longest write made of neighbouring blocks.
 pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
@@ -235,8 +237,11 @@ impl Writecache {
             Some(jobs) if jobs > 0 => limit.min(u64::from(jobs)),
             _ => limit,
         };
+        let is_limiting = self.room.is_shared();
+        let part = u64::from(self.index.slots()) / BATCH_PART;
+        let limit = if is_limiting { limit.min(part.max(1)) } else { limit };
         let has_aged = self.plan.has_max_age();
-        if self.orders.cleans_all() {
+        if self.orders.cleans_all() || is_limiting {
             return Wanted { blocks: limit, has_aged };
         }
         let Plan { high_watermark: high, low_watermark: low, .. } = self.plan;
@@ -536,6 +541,7 @@ impl Writecache {
                 self.orders.awaited.remove(item.slot);
                 self.drop_outdated(&mut locked, item.slot);
             } else {
+                self.counts.cleaned_bytes.fetch_add(self.block_bytes(), Ordering::Relaxed);
                 self.drop_clean(&mut locked, item.block, item.slot);
             }
         }

@@ -6,10 +6,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
 use udm::disk::DiskIo;
 use udm::prng::Prng;
-use udm::target::Target;
-use udm::units::{KIB, SECOND};
+use udm::target::{Port, Target};
+use udm::units::{KIB, MIB, SECOND};
 
 use crate::fixture::Fixture;
 use crate::sectors::{Model, Requests, SECTOR};
@@ -156,4 +157,21 @@ fn busy_histories_keep_the_promises() {
 #[ignore = "runs for a given time: scripts/soak.sh runs it"]
 fn soak() {
     crate::sectors::soak("writecache", history);
+}
+
+/// Free slots in the reserves of threads count as free.
+#[test]
+fn free_slots_that_threads_have_reserved_limit_no_writer() {
+    let mut fixture = Fixture::new("s O C 65536 0", 32 * MIB, 64 * MIB);
+    fixture.open();
+    for round in 0..3 {
+        for port in 0..8 {
+            fixture.port = Port::new(port);
+            let at = (round * 8 + port as u64) * 64 * KIB;
+            let bio = fixture.run(Bio::write(at, Buffer::zeroed(64 << 10), false, 0));
+            assert_eq!(bio.status, Ok(()), "round {round}, port {port}");
+        }
+        fixture.tick(SECOND / 100);
+    }
+    assert_eq!(fixture.target().dirty().bytes, 24 * 64 * KIB);
 }
