@@ -207,16 +207,24 @@ impl Room {
     /// Ports may take all that they find.
     pub(crate) fn unlimit(&self) {
         self.rest.store(0, Ordering::Relaxed);
-        if self.level.swap(NO_LIMIT, Ordering::SeqCst) != NO_LIMIT {
-            self.wake();
+        if self.level.swap(NO_LIMIT, Ordering::SeqCst) == NO_LIMIT {
+            return;
         }
+        // No port begins with a debt when there is a limit again.
+        let taken = self.accounts.iter().map(|account| account.taken.load(Ordering::Relaxed));
+        self.last_level.fetch_max(taken.max().unwrap_or(0), Ordering::Relaxed);
+        self.wake();
     }
 
     /// The background would give out the next share at `next`. Returns that, if a bio waits for it:
     /// then the background looks again by that time, and bios that wait do not wake it. Otherwise
     /// the next bio that waits wakes the background.
     pub(crate) fn plan(&self, next: Option<Nanos>) -> Option<Nanos> {
-        self.is_paced.store(next.is_some(), Ordering::SeqCst);
+        let was_paced = self.is_paced.swap(next.is_some(), Ordering::SeqCst);
+        if was_paced && next.is_none() && self.is_wanted() {
+            // It may have waited for the share that does not come now.
+            self.events.work();
+        }
         if next.is_none() || self.is_wanted() {
             return next;
         }

@@ -27,6 +27,8 @@ const LEAST: u64 = 10;
 /// If write-back makes no progress, this part (1 / n) of the remaining space is given out in each
 /// second. The first part, before anything is known of write-back's rate, is the whole of it.
 const REST_PART: u64 = 10;
+/// Bytes in a second that writers get at least, so that they can always use the free space.
+const PACE_MIN: u64 = MIB;
 /// Space is given out at such intervals, at least and at most, and in between so that each writer
 /// can write a block.
 const INTERVAL_MIN: Nanos = MILLISECOND / 2;
@@ -119,7 +121,7 @@ impl Throttle {
             self.changed = Some((now, cleaned));
             return;
         };
-        if cleaned == before || now == at {
+        if cleaned == before || now <= at {
             return;
         }
         self.changed = Some((now, cleaned));
@@ -137,7 +139,7 @@ impl Throttle {
     /// Bytes in a second that writers get.
     fn pace_for(&self, now: Nanos, dirty: u64) -> u64 {
         let rest = self.usable.saturating_sub(dirty);
-        let Some(rate) = self.rate else { return rest };
+        let Some(rate) = self.rate else { return rest.max(PACE_MIN) };
         let percent = match dirty.checked_sub(self.mark) {
             None => FASTEST,
             Some(beyond) => {
@@ -149,7 +151,7 @@ impl Throttle {
         let silent = self.changed.map_or(0, |(at, _)| now.saturating_sub(at));
         let usual = (4 * ESTIMATE_TIME).max(3 * self.took);
         let rate = if silent > usual { rate / (silent / usual + 1) } else { rate };
-        (rate / 100 * percent).max(rest / REST_PART)
+        (rate / 100 * percent).max(rest / REST_PART).max(PACE_MIN)
     }
 
     /// Bytes that `writers` writers, those that asked lately, may take from now on, in addition to
@@ -161,7 +163,7 @@ impl Throttle {
             return None;
         }
         self.given_at = Some(now);
-        let elapsed = (now - since).min(2 * INTERVAL_MAX);
+        let elapsed = now.saturating_sub(since).min(2 * INTERVAL_MAX);
         Some((u128::from(self.pace) * u128::from(elapsed) / u128::from(SECOND)) as u64)
     }
 
