@@ -170,7 +170,7 @@ impl Pcache {
     /// Does the work in this order: keys in memory are logged, logged data is written back, and
     /// data that was written back is collected, which frees space for waiting bios.
     fn work(&self, work: &mut Work, occasion: Occasion, port: &mut Port) {
-        self.close_old_sets(work, self.is_urgent());
+        let has_closed = self.close_old_sets(work, self.is_urgent());
         match occasion {
             Occasion::Tick => {
                 self.writeback_if_due(work, port);
@@ -187,6 +187,10 @@ impl Pcache {
             }
             Occasion::Tick => {}
             Occasion::BatchEnded => self.go_on_writing(work, port),
+        }
+        if !has_closed && self.is_urgent() && self.is_all_in_open_sets(work) {
+            // All logged data was passed without I/O, whose end would be an event.
+            self.signals.work();
         }
     }
 
@@ -352,7 +356,8 @@ impl Pcache {
     }
 
     /// Logs open sets that are old, or that write-back and collection wait for.
-    fn close_old_sets(&self, work: &mut Work, is_urgent: bool) {
+    /// Returns whether it tried.
+    fn close_old_sets(&self, work: &mut Work, is_urgent: bool) -> bool {
         let is_old = work.now >= work.last_close + CLOSE_AFTER;
         let is_due = work.pace.share() > 0 && self.stripes.dirty_bytes() > 0;
         let is_waited_for = (is_urgent || is_due) && self.log.dirty_tail() == self.log.head();
@@ -362,6 +367,15 @@ impl Pcache {
             let _ = self.close_each();
             work.last_close = work.now;
         }
+        is_old || is_waited_for
+    }
+
+    /// Whether only the open sets have keys that write-back can pass.
+    fn is_all_in_open_sets(&self, work: &Work) -> bool {
+        work.writeback.is_idle()
+            && !work.writeback.is_stuck()
+            && self.log.dirty_tail() == self.log.head()
+            && self.stripes.has_open_keys()
     }
 
     /// When to look again.
