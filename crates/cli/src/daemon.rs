@@ -112,8 +112,10 @@ fn start(spec: &Spec) -> Result<Started> {
     let last = lock.last_record().to_owned();
     let has_died = lock.is_inherited() && runtime.control(&name).exists();
     if has_died {
-        refuse_another_table(spec, &runtime, &name)
-            .inspect_err(|_| last_end::restore(lock.file(), &last))?;
+        refuse_another_table(spec, &runtime, &name).inspect_err(|_| {
+            last_end::restore(lock.file(), &last);
+            last_end::give_up();
+        })?;
         let told = last_end::told(&last);
         log::line(&format!("{name}: the previous server died: {told}; continuing"));
     }
