@@ -18,6 +18,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "spaces", play: parts::spaces, times: 8 },
     Case { name: "checks", play: parts::checks, times: 4 },
     Case { name: "rows", play: parts::rows, times: 8 },
+    Case { name: "room", play: parts::room, times: 4 },
     Case { name: "overlap", play: whole::overlap, times: 1 },
     Case { name: "reuse", play: whole::reuse, times: 1 },
     Case { name: "fills", play: whole::fills, times: 1 },

@@ -3,6 +3,9 @@
 use shuttle::thread;
 
 use super::fixture::GEOMETRY;
+use crate::bio::Bio;
+use crate::buffer::Buffer;
+use crate::common::room::Room;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::{Index, Place};
 use crate::pcache::layout::{REGION_BYTES, SEGMENTS_AT};
@@ -15,7 +18,8 @@ use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::prng::Prng;
 use crate::schedules::history::{History, INITIAL};
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Condvar, Mutex, lock};
+use crate::target::{Events, Port, Wake};
 use crate::units::{BLOCK, SECTOR};
 
 /// The data of every other thread is stored in the main part.
@@ -211,4 +215,69 @@ fn look(index: &Index, history: &History, sector: u64, count: u64) {
         history.found(first, &vec![tag; (piece.len / SECTOR) as usize], start);
         at += piece.len;
     }
+}
+
+/// A thread that sleeps until it is woken.
+#[derive(Default)]
+struct Sleeper {
+    is_woken: Mutex<bool>,
+    signal: Condvar,
+}
+
+impl Wake for Sleeper {
+    fn wake(&self) {
+        *lock(&self.is_woken) = true;
+        self.signal.notify_one();
+    }
+}
+
+impl Sleeper {
+    fn sleep(&self) {
+        let mut is_woken = lock(&self.is_woken);
+        while !*is_woken {
+            is_woken = self.signal.wait(is_woken).unwrap();
+        }
+        *is_woken = false;
+    }
+}
+
+/// Bios wait for room, which the background makes when it is woken. All of them must get it.
+pub fn room(mut prng: Prng) {
+    let events = Arc::new(Events::default());
+    let room = Arc::new(Room::new(&events));
+    let background = Arc::new(Sleeper::default());
+    events.set_background(Some(background.clone()));
+    let is_over = Arc::new(Mutex::new(false));
+    let clients: Vec<_> = (0..1 + prng.below(2) as usize)
+        .map(|id| {
+            let (events, room) = (events.clone(), room.clone());
+            let client = Arc::new(Sleeper::default());
+            events.listen(client.clone());
+            thread::spawn(move || {
+                let mut port = Port::new(id);
+                for _ in 0..2 {
+                    let before = events.room_epoch();
+                    let bio = Bio::write(0, Buffer::from_bytes(&[0; SECTOR as usize]), false, 0);
+                    room.wait(bio, &mut port);
+                    while events.room_epoch() == before {
+                        client.sleep();
+                    }
+                    port.parked.clear();
+                }
+            })
+        })
+        .collect();
+    let is_at_its_end = is_over.clone();
+    let sleeper = background.clone();
+    let ticks = thread::spawn(move || {
+        while !*lock(&is_at_its_end) {
+            sleeper.sleep();
+            assert_eq!(room.plan(None), None);
+            room.tell();
+        }
+    });
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    *lock(&is_over) = true;
+    background.wake();
+    ticks.join().unwrap();
 }
