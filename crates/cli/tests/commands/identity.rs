@@ -123,6 +123,28 @@ fn a_partition_is_the_part_of_its_disk() {
     check::<Partition>(&[Nothing, Renumbered, Moved], &[Copied, PartOf]);
 }
 
+/// From then on, the cache belongs to the disk that its data was written to.
+#[test]
+fn a_recovery_to_another_disk_binds_the_cache_to_it() {
+    for target in TARGETS {
+        let udm = Udm::new();
+        udm.file("f", 600 * MIB);
+        udm.file("a", ORIGIN_BYTES);
+        let uri = udm.uri("s");
+        let data = pattern(1, DIRTY_BYTES);
+        leave_dirty(&udm, target, "a", &data);
+        udm.file("b", ORIGIN_BYTES);
+        assert_eq!(udm.run(&["recover", "f", "b"]).code, 1, "{target}");
+        udm.ok(&["recover", "f", "b", "--rebind"]);
+        let refused = udm.run(&create(target, "a", &uri));
+        let is_told = refused.err.contains("belongs to another");
+        assert!(refused.code == 1 && is_told, "{target}: {refused:?}");
+        udm.ok(&create(target, "b", &uri));
+        assert!(read_export(&udm, &uri)[..DIRTY_BYTES] == data, "{target}");
+        udm.ok(&["remove", "v"]);
+    }
+}
+
 #[test]
 fn a_doubt_is_told() {
     let udm = Udm::new();

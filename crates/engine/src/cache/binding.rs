@@ -36,6 +36,23 @@ pub struct Devices {
     pub origin: Arc<dyn Disk>,
 }
 
+/// Names the devices in the superblock, if it has a place for that. Returns whether it named them
+/// already, or cannot.
+pub(super) fn put_mark(devices: &Devices, superblock: &mut Superblock) -> bool {
+    let mark = mark_of(devices);
+    let uuid = &mut superblock.fields.uuid;
+    if *uuid == mark || !is_markable(uuid) {
+        return true;
+    }
+    *uuid = mark;
+    false
+}
+
+/// The same for metadata that has a mark.
+pub(super) fn renew_mark(devices: &Devices, superblock: &mut Superblock) -> bool {
+    sums_of(&superblock.fields.uuid).is_none() || put_mark(devices, superblock)
+}
+
 /// The mark of metadata whose cache device and origin these are.
 pub(super) fn mark_of(devices: &Devices) -> [u8; 16] {
     let sums = u64::from(sum(&*devices.cache)) << 32 | u64::from(sum(&*devices.origin));

@@ -5,12 +5,13 @@
 //!    is durable on the origin.
 //! 2. From the first transaction on, the metadata's dirty bits are valid, even if they were not
 //!    before: no other program has the cache, so they remain right.
-//! 3. The metadata's note of the origin (`origin`) is removed before the origin is written to.
+//! 3. Before the origin is written to, the metadata's note of it (`origin`) is removed, and the
+//!    metadata names the devices (`binding`): the user may have accepted others.
 //! 4. Blocks that cannot be read from the cache stay dirty. A failing origin ends the work.
 
 use std::collections::VecDeque;
 
-use super::binding::Devices;
+use super::binding::{self, Devices};
 use super::metadata::bits::Bits;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, OriginNote};
 use super::metadata::{Change, Contents, Loaded, Next, Writer};
@@ -48,6 +49,8 @@ pub struct Drain {
     note: Option<OriginNote>,
     /// Whether the origin was as its cache had left it.
     was_same: bool,
+    /// Whether the metadata names these devices.
+    is_bound: bool,
 }
 
 /// A piece of a block that is copied.
@@ -92,7 +95,6 @@ impl Drain {
             check_place(&devices.cache, "slot", slot, block_bytes)?;
         }
         Ok(Drain {
-            devices,
             writer,
             contents,
             block_bytes,
@@ -101,6 +103,8 @@ impl Drain {
             is_told: superblock.is_clean() && !has_dropped,
             note: superblock.note,
             was_same: same.is_proven(),
+            is_bound: binding::renew_mark(&devices, &mut superblock.clone()),
+            devices,
         })
     }
 
@@ -126,10 +130,10 @@ impl Drain {
 
     /// Copies some blocks, makes them durable, and then clean.
     pub fn step(&mut self) -> Result<()> {
-        if self.note.is_some() {
+        if self.note.is_some() || !self.is_bound {
             let none = || Bits::new(0);
             self.commit(&none(), &none(), None)?;
-            self.note = None;
+            (self.note, self.is_bound) = (None, true);
         }
         let blocks = (BATCH_BYTES / self.block_bytes).max(1) as usize;
         let batch: Vec<(u64, u64)> = self.left.iter().take(blocks).copied().collect();
@@ -166,6 +170,7 @@ impl Drain {
         let mut superblock = self.writer.superblock().clone();
         superblock.put_flag(CLEAN_SHUTDOWN, true);
         superblock.note = note;
+        binding::renew_mark(&self.devices, &mut superblock);
         let version = superblock.version();
         let change = match self.is_told {
             true => Change {

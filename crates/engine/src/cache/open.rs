@@ -337,13 +337,7 @@ fn bind(
         let remedy = "add `rebind true` to the table";
         binding::check(devices, superblock, remedy).map_err(|error| error.at("cache"))?;
     }
-    let mark = binding::mark_of(devices);
-    let uuid = &mut superblock.fields.uuid;
-    if *uuid == mark || !binding::is_markable(uuid) {
-        return Ok(true);
-    }
-    *uuid = mark;
-    Ok(false)
+    Ok(binding::put_mark(devices, superblock))
 }
 
 /// Whether the hints on the medium are of this policy.
