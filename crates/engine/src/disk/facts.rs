@@ -154,7 +154,9 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
 fn mount_of(file: &OwnedFd) -> Option<String> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    // Paths there may have any bytes.
+    let mounts = std::fs::read("/proc/self/mountinfo").ok()?;
+    let mounts = String::from_utf8_lossy(&mounts);
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     let (_, end) = line.split_once(" - ")?;
     let mut words = end.split(' ');

@@ -167,13 +167,21 @@ fn words_of_disk(disk: &DiskFacts) -> (String, Option<String>) {
     }
     // These are drawn for one array, mapping or region, which may grow.
     for (name, word) in [("dm/uuid", "dm"), ("md/uuid", "md"), ("device/uuid", "region")] {
-        if let Some(text) = attribute(disk, name).filter(|text| is_telling(text)) {
+        let found = attribute(disk, name).filter(|text| is_telling(text) && is_drawn(text));
+        if let Some(text) = found {
             return (format!("{word} {text}"), None);
         }
     }
     let bytes = disk.bytes;
+    let doubt_of = |name: &str| {
+        format!(
+            "udm knows this device only by its name ({name}) and its size, because it reports no \
+             UUID and no serial number: another device of this name and size would count as the \
+             same device"
+        )
+    };
     if let Some(text) = attribute(disk, "dm/name") {
-        return (format!("dm name {text} of {bytes} bytes"), None);
+        return (format!("dm name {text} of {bytes} bytes"), Some(doubt_of(text)));
     }
     // For some USB disks, this is the bridge's number, so size and model are needed as well.
     let model = attribute(disk, "device/model").map(|model| format!(" model {model}"));
@@ -187,7 +195,9 @@ fn words_of_disk(disk: &DiskFacts) -> (String, Option<String>) {
     ];
     for (name, word) in numbers {
         if let Some(text) = attribute(disk, name).filter(|text| is_telling(text)) {
-            return (format!("{word} {text}{model} of {bytes} bytes"), None);
+            // A backend is a name that the client of the server was given.
+            let doubt = (name == "backend").then(|| doubt_of(text));
+            return (format!("{word} {text}{model} of {bytes} bytes"), doubt);
         }
     }
     let name = &disk.name;
@@ -283,6 +293,13 @@ fn is_telling(text: &str) -> bool {
     let first = plain.chars().next();
     let is_one_repeated = plain.chars().all(|c| Some(c) == first);
     !is_one_repeated && !SERIALS_OF_MANY.contains(&plain.as_str())
+}
+
+/// Whether a UUID of the device mapper was drawn. For formats that store no UUID, cryptsetup makes
+/// it of the mapping's name alone.
+fn is_drawn(text: &str) -> bool {
+    let is_hex = |part: &str| part.len() >= 32 && part.chars().all(|c| c.is_ascii_hexdigit());
+    !text.starts_with("CRYPT-") || text.split('-').any(is_hex)
 }
 
 fn uuid_text(uuid: Uuid) -> String {
