@@ -64,6 +64,7 @@ mod through;
 mod tls;
 mod transcript;
 mod ublk;
+mod users;
 mod vhost;
 mod wipe;
 mod writecache;

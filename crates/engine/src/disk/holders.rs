@@ -1,8 +1,17 @@
-//! Other users of a file, as far as the kernel lists them, for the error of a refused open.
+//! Other users of a file or block device, as far as the kernel lists them, for the error of a
+//! refused open.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{fstat, major, minor};
+use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, stat};
+use rustix::io::Errno;
+
+use super::ioctls;
+use crate::units::SECTOR;
+
+/// The major and minor number of a block device, or of the device below a file.
+type Number = (u32, u32);
 
 /// The process that has locked the file. On some file systems the kernel lists locks under another
 /// number of the device; then the process is not known.
@@ -26,10 +35,175 @@ fn holder_in(line: &str, place: &str) -> Option<u32> {
 /// Whether the kernel swaps to the file: then it refuses writes, but only when they are sent.
 pub(super) fn is_swap(file: impl AsFd) -> bool {
     let Ok(own) = fstat(file) else { return false };
+    swaps().iter().any(|swap| (swap.st_dev, swap.st_ino) == (own.st_dev, own.st_ino))
+}
+
+/// The files and block devices that the kernel swaps to.
+fn swaps() -> Vec<rustix::fs::Stat> {
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
     let paths = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    let mut found = paths.filter_map(|path| rustix::fs::stat(unescaped(path)).ok());
-    found.any(|swap| (swap.st_dev, swap.st_ino) == (own.st_dev, own.st_ino))
+    paths.filter_map(|path| stat(unescaped(path)).ok()).collect()
+}
+
+/// The user with a claim on the block device at `path`, or on one of its partitions.
+pub(crate) fn of_device(path: &Path) -> Option<String> {
+    let number = number_at(path)?;
+    if let Some(who) = of_number(number) {
+        return Some(who);
+    }
+    let folder = folder(number);
+    let mut parts: Vec<_> = names_in(&folder)
+        .into_iter()
+        .filter(|name| folder.join(name).join("partition").exists())
+        .collect();
+    parts.sort();
+    parts.iter().find_map(|name| {
+        let text = std::fs::read_to_string(folder.join(name).join("dev")).ok()?;
+        let (major, minor) = text.trim().split_once(':')?;
+        let who = of_number((major.parse().ok()?, minor.parse().ok()?))?;
+        Some(format!("{who}, which has its partition {name}"))
+    })
+}
+
+fn of_number(number: Number) -> Option<String> {
+    let is_it = |swap: &rustix::fs::Stat| {
+        FileType::from_raw_mode(swap.st_mode) == FileType::BlockDevice
+            && (major(swap.st_rdev), minor(swap.st_rdev)) == number
+    };
+    if swaps().iter().any(is_it) {
+        return Some("the kernel, which swaps to it (`swapoff` ends that)".into());
+    }
+    if let Some(holder) = names_in(&folder(number).join("holders")).first() {
+        return Some(format!("the device {holder}"));
+    }
+    // Paths there may have any bytes.
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
+    let place = mounts.lines().find_map(|line| mounted_in(line, number))?;
+    Some(format!("the mount on {place}"))
+}
+
+/// The mount point in a line of mountinfo, if it is the mount of a block device.
+fn mounted_in(line: &str, number: Number) -> Option<String> {
+    let (start, end) = line.split_once(" - ")?;
+    let mut words = start.split(' ').skip(2);
+    let listed = words.next()?;
+    // The second word from there: the root of the mount stands between.
+    let place = words.nth(1)?;
+    // File systems over several devices have a number of their own.
+    let is_source = || number_at(Path::new(&unescaped(end.split(' ').nth(1)?)));
+    let is_it = listed == format!("{}:{}", number.0, number.1) || is_source() == Some(number);
+    is_it.then(|| unescaped(place))
+}
+
+/// The number of the block device at `path`.
+fn number_at(path: &Path) -> Option<Number> {
+    let stat = stat(path).ok()?;
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    is_device.then(|| (major(stat.st_rdev), minor(stat.st_rdev)))
+}
+
+fn folder((major, minor): Number) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// A loop device of this machine.
+struct Loop {
+    name: String,
+    /// The path of its file.
+    path: PathBuf,
+    /// The device below its file, and the inode.
+    file: Option<(Number, u64)>,
+    start: u64,
+    end: u64,
+    is_read_only: bool,
+}
+
+impl Loop {
+    fn all() -> Vec<Loop> {
+        let names = names_in(Path::new("/sys/block"));
+        names
+            .iter()
+            .filter(|name| name.starts_with("loop"))
+            .filter_map(|name| Loop::of(name))
+            .collect()
+    }
+
+    fn of(name: &str) -> Option<Loop> {
+        let folder = Path::new("/sys/block").join(name);
+        let text = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
+        let number = |file: &str| text(file)?.trim().parse::<u64>().ok();
+        let path = PathBuf::from(text("loop/backing_file")?.trim_end_matches('\n'));
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let device = rustix::fs::open(Path::new("/dev").join(name), flags, Mode::empty());
+        let start = number("loop/offset").unwrap_or(0);
+        Some(Loop {
+            name: name.to_owned(),
+            file: device.ok().and_then(ioctls::loop_file).or_else(|| place_of(stat(&path).ok()?)),
+            path,
+            start,
+            end: start.saturating_add(number("size")?.saturating_mul(SECTOR)),
+            is_read_only: number("ro") == Some(1),
+        })
+    }
+
+    fn overlaps(&self, other: &Loop) -> bool {
+        self.file.is_some()
+            && self.file == other.file
+            && self.start < other.end
+            && other.start < self.end
+    }
+
+    /// Whether it has a user with a claim.
+    fn is_claimed(&self) -> bool {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        let claim = rustix::fs::open(Path::new("/dev").join(&self.name), flags, Mode::empty());
+        claim.is_err_and(|errno| errno == Errno::BUSY)
+    }
+}
+
+fn place_of(stat: rustix::fs::Stat) -> Option<(Number, u64)> {
+    Some(((major(stat.st_dev), minor(stat.st_dev)), stat.st_ino))
+}
+
+/// A loop device over the open file, unless both only read: its users change the file.
+pub(super) fn loop_on(file: impl AsFd, is_read_only: bool) -> Option<String> {
+    let own = place_of(fstat(file).ok()?);
+    let may_both = |device: &Loop| is_read_only && device.is_read_only;
+    let device = Loop::all().into_iter().find(|found| found.file == own && !may_both(found))?;
+    Some(format!("/dev/{0} (`losetup --detach /dev/{0}` ends that)", device.name))
+}
+
+/// Another user of the file below an open loop device or below a partition of a loop device. `user`
+/// locks an open file, or finds its user, whose name may be unknown.
+pub(super) fn user_below(
+    device: impl AsFd,
+    user: impl FnOnce(OwnedFd) -> Option<Option<String>>,
+) -> Option<String> {
+    let stat = fstat(device).ok()?;
+    let folder = folder((major(stat.st_rdev), minor(stat.st_rdev))).canonicalize().ok()?;
+    let own = folder.iter().rev().take(2).find_map(|name| Loop::of(name.to_str()?))?;
+    let is_in_the_way = |other: &&Loop| {
+        let may_both = other.is_read_only && own.is_read_only;
+        other.name != own.name && other.overlaps(&own) && !may_both && other.is_claimed()
+    };
+    if let Some(other) = Loop::all().iter().find(is_in_the_way) {
+        return Some(format!("the user of /dev/{}, which has the same file", other.name));
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(&own.path, flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok()?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_file || place_of(stat) != own.file {
+        return None;
+    }
+    let who = user(file)?.unwrap_or_else(|| "another program".into());
+    Some(format!("{who}, which has its file {}", own.path.display()))
 }
 
 /// A path as the kernel lists it: blanks are octal numbers after a backslash.
@@ -56,5 +230,39 @@ mod tests {
             assert!(who.starts_with(&format!("process {} (", std::process::id())), "{who}");
         }
         assert_eq!(unescaped("/a\\040b\\134c"), "/a b\\c");
+    }
+
+    #[test]
+    fn a_mount_is_found_by_the_number_or_by_the_source() {
+        let line = "29 1 8:1 / /mnt/a\\040b rw,relatime shared:1 - ext4 /dev/root rw";
+        assert_eq!(mounted_in(line, (8, 1)), Some("/mnt/a b".into()));
+        assert_eq!(mounted_in(line, (8, 11)), None);
+        assert_eq!(mounted_in("29 1 8:1 /", (8, 1)), None);
+        let line = "29 1 0:41 /sub /mnt rw - btrfs /dev/null rw";
+        assert_eq!(mounted_in(line, (1, 3)), None, "this is no block device");
+    }
+
+    #[test]
+    fn parts_of_a_file_overlap_where_they_share_bytes() {
+        let part = |file: u64, start: u64, end: u64| Loop {
+            name: String::new(),
+            path: PathBuf::new(),
+            file: Some(((8, 1), file)),
+            start,
+            end,
+            is_read_only: false,
+        };
+        let own = part(5, 100, 200);
+        for (other, overlaps) in [
+            (part(5, 199, 300), true),
+            (part(5, 200, 300), false),
+            (part(5, 0, 101), true),
+            (part(5, 0, 100), false),
+            (part(6, 100, 200), false),
+        ] {
+            assert_eq!(own.overlaps(&other), overlaps, "{} to {}", other.start, other.end);
+        }
+        let unknown = || Loop { file: None, ..part(5, 100, 200) };
+        assert!(!unknown().overlaps(&unknown()));
     }
 }

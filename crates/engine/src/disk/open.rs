@@ -2,12 +2,11 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx};
+use rustix::fs::{FileType, Mode, OFlags, Statx};
 use rustix::io::ReadWriteFlags;
 
+use super::claim::{self, Unclaimed};
 use super::claims::Claims;
 use super::errors::Errors;
 use super::facts::{self, DIO_ALIGN, stat};
@@ -16,6 +15,7 @@ use super::flushing::Flushing;
 use super::holders;
 use super::identity;
 use super::lazy::{Budget, Lazy, ReadMode};
+use super::mode::OpenMode;
 use super::pacer;
 use super::way::DONTCACHE;
 use super::whole::Whole;
@@ -27,19 +27,6 @@ use crate::sync::Arc;
 use crate::sync::statics::atomic::{AtomicBool, AtomicU64};
 use crate::topology::Topology;
 use crate::units::{KIB, MIB, SECTOR};
-
-/// The purpose of opening a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OpenMode {
-    /// To read and write, alone: a lock on a file, an exclusive claim of a block device. If the
-    /// device is already in use: [`Kind::Busy`].
-    #[default]
-    Exclusive,
-    /// To inspect. Takes no lock, changes no data.
-    ReadOnly,
-    /// To read, while others only read: a shared lock on a file.
-    Shared,
-}
 
 /// The mode in which bytes get to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -425,40 +412,18 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
         }
     }
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::BUSY => busy(None),
+        rustix::io::Errno::BUSY => busy(holders::of_device(path)),
         rustix::io::Errno::ROFS => read_only(name, "cannot be written"),
         rustix::io::Errno::ACCESS if may_read(path) => {
             read_only(name, "may not be written by this user")
         }
         errno => fail(errno),
     })?;
-    if kind == FileType::RegularFile && mode != OpenMode::ReadOnly {
-        if holders::is_swap(&file) {
-            return Err(busy(Some("the kernel, which swaps to it (`swapoff` ends that)".into())));
-        }
-        let operation = match mode {
-            OpenMode::Shared => FlockOperation::NonBlockingLockShared,
-            _ => FlockOperation::NonBlockingLockExclusive,
-        };
-        lock_soon(&file, operation).map_err(|errno| match errno {
-            rustix::io::Errno::WOULDBLOCK => busy(holders::of(&file)),
-            errno => Error::from_io("locking", name, errno.into()),
-        })?;
+    match claim::claim(&file, mode) {
+        Ok(()) => Ok(file),
+        Err(Unclaimed::InUse(who)) => Err(busy(who)),
+        Err(Unclaimed::Failed(errno)) => Err(Error::from_io("locking", name, errno.into())),
     }
-    Ok(file)
-}
-
-/// Locks a file. A lock outlives its closed descriptor as long as a child of another thread has a
-/// copy, from its fork to its exec; so udm retries for a tenth of a second before it reports a
-/// lock.
-fn lock_soon(file: &OwnedFd, operation: FlockOperation) -> rustix::io::Result<()> {
-    for _ in 0..50 {
-        match rustix::fs::flock(file, operation) {
-            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(2)),
-            locked => return locked,
-        }
-    }
-    rustix::fs::flock(file, operation)
 }
 
 fn may_read(path: &Path) -> bool {

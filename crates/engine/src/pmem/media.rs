@@ -13,12 +13,14 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, OFlags, flock, fstatfs, major, minor};
+use rustix::fs::{OFlags, fstatfs, major, minor};
 use rustix::io::Errno;
 
 use super::Persistence;
 use super::copy::CAN_FLUSH;
 use crate::base::area::Area;
+use crate::disk::claim::{Unclaimed, claim};
+use crate::disk::{OpenMode, holders};
 use crate::error::{Error, Kind, Result};
 use crate::units::SECTOR;
 
@@ -83,35 +85,28 @@ pub(super) fn open(path: &Path, access: Access, area: Area) -> Result<Opened> {
     }
     let file = match options.open(path) {
         Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-            return Err(in_use(&name));
+            return Err(in_use(&name, holders::of_device(path)));
         }
         other => other.map_err(fail)?,
     };
-    // Not on block devices: udev locks them now and then, and O_EXCL is enough.
-    if access != Access::ReadOnly && !is_block {
-        lock(&file, &name, access)?;
-    }
-    identify(file, &path.display().to_string(), area, access)
-}
-
-fn in_use(name: &str) -> Error {
-    let message = format!(
-        "cache device {name} is in use: another udm device, a mount or another program uses it; \
-         release it there first"
-    );
-    Error::new(Kind::Busy, message)
-}
-
-fn lock(file: &File, name: &str, access: Access) -> Result<()> {
-    let operation = match access {
-        Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
-        Access::Shared | Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+    let mode = match access {
+        Access::Exclusive => OpenMode::Exclusive,
+        Access::Shared => OpenMode::Shared,
+        Access::ReadOnly => OpenMode::ReadOnly,
     };
-    match flock(file, operation) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(in_use(name)),
-        Err(e) => Err(Error::from_io("lock cache device", name, e.into())),
+    match claim(&file, mode) {
+        Ok(()) => identify(file, &path.display().to_string(), area, access),
+        Err(Unclaimed::InUse(who)) => Err(in_use(&name, who)),
+        Err(Unclaimed::Failed(errno)) => {
+            Err(Error::from_io("lock cache device", name, errno.into()))
+        }
     }
+}
+
+fn in_use(name: &str, who: Option<String>) -> Error {
+    let who = who.unwrap_or_else(|| "another udm device, a mount or another program".into());
+    let message = format!("cache device {name} is in use by {who}; release it there first");
+    Error::new(Kind::Busy, message)
 }
 
 /// Finds out what was opened.

@@ -1,0 +1,190 @@
+//! Files and devices that another program uses are refused, by name: QEMU, loop devices, mounts,
+//! swap, and udm by another path. And these programs refuse what udm uses.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::common::{Loop, Udm, text, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// Tables that use the file `a`, each in another way.
+fn tables(udm: &Udm, used: &Path) -> Vec<String> {
+    let (origin, fast) = (udm.file("origin", 16 * MIB), udm.file("fast", 512 * MIB));
+    let meta = udm.file("meta", 8 * MIB);
+    let [used, origin, fast, meta] = [used, &origin, &fast, &meta].map(text);
+    vec![
+        format!("0 32768 linear {used} 0"),
+        format!("0 32768 pcache {fast} {used} 0"),
+        format!("0 32768 pcache {used} {origin} 0"),
+        format!("0 32768 writecache s {used} {fast} 4096 0"),
+        format!("0 32768 writecache s {origin} {used} 4096 0"),
+        format!("0 32768 writecache p {origin} {used} 4096 0"),
+        format!("0 32768 cache {meta} {fast} {used} 128 1 writeback smq 0"),
+        format!("0 32768 cache {meta} {used} {origin} 128 1 writeback smq 0"),
+        format!("0 32768 cache {used} {fast} {origin} 128 1 writeback smq 0"),
+    ]
+}
+
+fn is_refused_for(udm: &Udm, table: &str, who: &str) {
+    let line = udm.refused(&["create", "v", "--table", table]);
+    assert!(line.contains(" is in use by ") && line.contains(who), "{table}: {line}");
+}
+
+/// QEMU's program with `file` open, until it is dropped.
+struct Qemu(Child);
+
+impl Qemu {
+    fn open(file: &Path) -> Qemu {
+        let mut child = Command::new("qemu-io")
+            .args(["-f", "raw", text(file)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("qemu-io; the tests need it installed");
+        let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+        let locks = || std::fs::read_to_string("/proc/locks").unwrap();
+        let has_locked =
+            |line: &str| line.contains("OFDLCK") && line.contains(&format!(":{inode} "));
+        wait_until("QEMU has its locks", || {
+            assert!(child.try_wait().unwrap().is_none(), "QEMU has ended");
+            locks().lines().any(has_locked)
+        });
+        Qemu(child)
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What QEMU says of a file that it cannot open, or an empty text.
+fn refusal_of_qemu(file: &Path) -> String {
+    let words = ["-f", "raw", "-c", "read 0 512", text(file)];
+    let done = Command::new("qemu-io").args(words).output().unwrap();
+    String::from_utf8_lossy(&done.stderr).into_owned()
+}
+
+#[test]
+fn a_disk_of_a_guest_is_refused_and_qemu_refuses_a_disk_of_udm() {
+    let udm = Udm::new();
+    let used = udm.file("used", 512 * MIB);
+    let qemu = Qemu::open(&used);
+    let tables = tables(&udm, &used);
+    for table in &tables {
+        is_refused_for(&udm, table, "QEMU");
+    }
+    drop(qemu);
+    for table in tables {
+        udm.ok(&["create", "v", "--table", &table, "--force-format"]);
+        let said = refusal_of_qemu(&used);
+        assert!(said.contains("lock"), "{table}: {said:?}");
+        udm.ok(&["remove", "v", "--drain", "--force"]);
+        assert_eq!(refusal_of_qemu(&used), "", "{table}");
+        udm.file("used", 512 * MIB);
+        udm.file("fast", 512 * MIB);
+        udm.file("meta", 8 * MIB);
+    }
+}
+
+#[test]
+fn readers_share_a_disk_with_readers() {
+    let udm = Udm::new();
+    let used = udm.file("used", 16 * MIB);
+    let table = format!("0 32768 linear {}?readonly 0", text(&used));
+    udm.ok(&["create", "v", "--table", &table]);
+    udm.ok(&["create", "w", "--table", &table]);
+    let words = ["-f", "raw", "-r", "-c", "read 0 512", text(&used)];
+    let done = Command::new("qemu-io").args(words).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stderr), "");
+    assert!(refusal_of_qemu(&used).contains("lock"), "it would write");
+}
+
+#[test]
+fn a_file_below_a_loop_device_is_refused_and_the_other_way_round() {
+    let udm = Udm::new();
+    let used = udm.file("used", 512 * MIB);
+    let Some(device) = Loop::attach(&used, &[]) else { return };
+    for table in tables(&udm, &used) {
+        is_refused_for(&udm, &table, &format!("{} (`losetup --detach", text(&device.0)));
+    }
+    drop(device);
+    let table = format!("0 32768 linear {} 0", text(&used));
+    udm.ok(&["create", "first", "--table", &table]);
+    let Some(device) = Loop::attach(&used, &[]) else { return };
+    for table in tables(&udm, &device.0) {
+        let who = format!("which has its file {}", text(&used));
+        is_refused_for(&udm, &table, &who);
+        is_refused_for(&udm, &table, &format!("process {}", udm.pid("first")));
+    }
+    udm.ok(&["remove", "first"]);
+    udm.ok(&["create", "v", "--table", &format!("0 32768 linear {} 0", text(&device.0))]);
+    udm.ok(&["remove", "v"]);
+}
+
+#[test]
+fn loop_devices_of_one_file_share_no_byte() {
+    let udm = Udm::new();
+    let used = udm.file("used", 32 * MIB);
+    let at = |offset: u64| {
+        ["--offset", &(offset * MIB).to_string(), "--sizelimit", "16777216"].map(str::to_owned)
+    };
+    let attach = |offset: u64| {
+        let words = at(offset);
+        Loop::attach(&used, &words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let (Some(front), Some(middle), Some(back)) = (attach(0), attach(8), attach(16)) else {
+        return;
+    };
+    let table = |device: &Loop| format!("0 32768 linear {} 0", text(&device.0));
+    udm.ok(&["create", "first", "--table", &table(&front)]);
+    is_refused_for(&udm, &table(&middle), &format!("the user of {}", text(&front.0)));
+    udm.ok(&["create", "last", "--table", &table(&back)]);
+    udm.ok(&["remove", "first"]);
+    is_refused_for(&udm, &table(&middle), &format!("the user of {}", text(&back.0)));
+    udm.ok(&["remove", "last"]);
+    udm.ok(&["create", "v", "--table", &table(&middle)]);
+    udm.ok(&["remove", "v"]);
+}
+
+#[test]
+fn a_mounted_device_is_refused_with_its_mount_point() {
+    let udm = Udm::new();
+    let image = udm.file("image", 16 * MIB);
+    crate::common::client("mke2fs", &["-q", "-F", text(&image)]);
+    let Some(device) = Loop::attach(&image, &[]) else { return };
+    let place = udm.path("a place");
+    std::fs::create_dir(&place).unwrap();
+    let mount = Command::new("mount").args([text(&device.0), text(&place)]).output().unwrap();
+    if !mount.status.success() {
+        return eprintln!("SKIPPED: cannot mount: {mount:?}");
+    }
+    let refused: Vec<String> = tables(&udm, &device.0)
+        .iter()
+        .map(|table| udm.refused(&["create", "v", "--table", table]))
+        .collect();
+    crate::common::client("umount", &[text(&place)]);
+    let who = format!("is in use by the mount on {}", text(&place));
+    assert!(refused.iter().all(|line| line.contains(&who)), "{refused:#?}");
+}
+
+#[test]
+fn every_path_to_a_file_in_use_is_refused_with_the_process() {
+    let udm = Udm::new();
+    let used = udm.file("used", 512 * MIB);
+    udm.ok(&["create", "first", "--table", &format!("0 32768 linear {} 0", text(&used))]);
+    let (link, hard) = (udm.path("link"), udm.path("hard"));
+    symlink(&used, &link).unwrap();
+    std::fs::hard_link(&used, &hard).unwrap();
+    let who = format!("process {} (", udm.pid("first"));
+    for path in [&used, &link, &hard] {
+        for table in tables(&udm, path) {
+            is_refused_for(&udm, &table, &who);
+        }
+    }
+    udm.ok(&["remove", "first"]);
+}
