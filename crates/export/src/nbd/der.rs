@@ -1,5 +1,5 @@
-//! The small part of DER that udm needs: sequences of elements, a private key on an elliptic curve,
-//! and the date of a certificate revocation list.
+//! The small part of DER that udm needs: sequences of elements, the outline of a private key, a
+//! private key on an elliptic curve, and the date of a certificate revocation list.
 
 use rustls::pki_types::PrivateKeyDer;
 
@@ -50,6 +50,20 @@ fn put(tag: u8, content: &[u8]) -> Vec<u8> {
     }
     bytes.extend_from_slice(content);
     bytes
+}
+
+/// Whether `key` is one complete element with the parts that every key of its form has. This
+/// distinguishes a damaged or truncated key from a key of an unsupported kind.
+pub(super) fn has_form(key: &PrivateKeyDer<'_>) -> bool {
+    let tags: &[u8] = match key {
+        PrivateKeyDer::Pkcs1(_) => &[INTEGER; 9],
+        PrivateKeyDer::Sec1(_) => &[INTEGER, OCTET_STRING],
+        PrivateKeyDer::Pkcs8(_) => &[INTEGER, SEQUENCE, OCTET_STRING],
+        _ => return true,
+    };
+    let mut bytes = key.secret_der();
+    let Some(mut parts) = take_as(SEQUENCE, &mut bytes) else { return false };
+    bytes.is_empty() && tags.iter().all(|tag| take_as(*tag, &mut parts).is_some())
 }
 
 /// Returns `key` with a private number of its curve's full length. GnuTLS's certtool drops leading
@@ -152,50 +166,137 @@ fn days_before(year: u64, month: u64) -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
+    use rustls::crypto::ring::sign::any_ecdsa_type;
 
     use super::*;
 
     const BIT_STRING: u8 = 0x03;
     const PUBLIC_KEY: u8 = 0xA1;
 
-    /// A key in SEC 1's form, with this private number.
-    fn sec1(number: &[u8], curve: &[u8]) -> Vec<u8> {
+    /// Curves, lengths of their numbers, and the public points of private numbers: first this
+    /// many zeroes, then only bytes 0xA5.
+    const POINTS: [(&[u8], usize, usize, &str); 4] = [
+        (
+            P_256,
+            32,
+            1,
+            "c49f802dfa27583c0fbbe6b0c05d1c415019f8f394fd731d1849029446412a2e\
+             8c8d4c85cff72ffe62e576ff5e2744fcf42de6e02aae3938a75d22d7072afcd3",
+        ),
+        (
+            P_256,
+            32,
+            2,
+            "cbdac279b924c11af8b16f877c6340e892e1f0c6d6adfb8b061def71a0718727\
+             c763f8e880dccb5beae9a4802c28accc092c2054daa957136692d97ab3850ae6",
+        ),
+        (
+            P_384,
+            48,
+            1,
+            "3436073595aeebdd7315408dca6eda633ab68b18fe6294c2\
+             2edf47a346343f07bf839c0971c36b0724eaeb6de12964b8\
+             2ee994d348226a20fd44afa65c298b4c052f450bdc03c19e\
+             c4880a9d471abc049cea46c50ed98fc7b01b8747110bdabc",
+        ),
+        (
+            P_384,
+            48,
+            2,
+            "476e2f80834f0e2c138607f117c328e0dd63339517b393d2\
+             93d79cae3141170ce03829835702206f0f341a4b49757fdf\
+             5ee7ad547d2f6e4aec679bf53f3011b6cd635791e4e0dbb6\
+             9a7074e91b9689c21f214e89288ea68eeb939989dc969a90",
+        ),
+    ];
+
+    /// An uncompressed point in a bit string.
+    fn point(hex: &str) -> Vec<u8> {
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        [0, 4].into_iter().chain((0..hex.len()).step_by(2).map(byte)).collect()
+    }
+
+    /// A key in SEC 1's form, with this private number and this content of its bit string.
+    fn sec1(number: &[u8], curve: &[u8], point: &[u8]) -> Vec<u8> {
         let parts = [
             put(INTEGER, &[1]),
             put(OCTET_STRING, number),
             put(PARAMETERS, &put(OID, curve)),
-            put(PUBLIC_KEY, &put(BIT_STRING, &[0; 66])),
+            put(PUBLIC_KEY, &put(BIT_STRING, point)),
         ];
         put(SEQUENCE, &parts.concat())
     }
 
-    fn pkcs8(number: &[u8], curve: &[u8]) -> Vec<u8> {
+    fn pkcs8(number: &[u8], curve: &[u8], point: &[u8]) -> Vec<u8> {
         let algorithm = [put(OID, EC_PUBLIC_KEY), put(OID, curve)].concat();
         let parts = [
             put(INTEGER, &[0]),
             put(SEQUENCE, &algorithm),
-            put(OCTET_STRING, &sec1(number, curve)),
+            put(OCTET_STRING, &sec1(number, curve, point)),
         ];
         put(SEQUENCE, &parts.concat())
     }
 
+    /// The number without its zeroes, without one of them, complete, and with one more zero: TLS
+    /// can use only the complete one, and gets it for all of them.
     #[test]
     fn private_numbers_are_as_long_as_their_curves_numbers() {
-        for (curve, len) in [(P_256, 32), (P_384, 48)] {
-            let whole: Vec<u8> = (0..len).map(|nth| u8::from(nth > 1) * 0xA5).collect();
-            for number in [&whole[2..], &whole[1..], &whole[..], &[&[0][..], &whole].concat()] {
-                let key = PrivateKeyDer::Sec1(sec1(number, curve).into());
-                assert_eq!(with_whole_number(key).secret_der(), sec1(&whole, curve));
-                let key = PrivateKeyDer::Pkcs8(pkcs8(number, curve).into());
-                assert_eq!(with_whole_number(key).secret_der(), pkcs8(&whole, curve));
+        for (curve, len, zeroes, hex) in POINTS {
+            let point = point(hex);
+            let whole = [vec![0; zeroes], vec![0xA5; len - zeroes]].concat();
+            let longer = [&[0][..], &whole].concat();
+            for number in [&whole[zeroes..], &whole[1..], &whole[..], &longer[..]] {
+                let forms = [
+                    (
+                        PrivateKeyDer::Sec1(sec1(number, curve, &point).into()),
+                        sec1(&whole, curve, &point),
+                    ),
+                    (
+                        PrivateKeyDer::Pkcs8(pkcs8(number, curve, &point).into()),
+                        pkcs8(&whole, curve, &point),
+                    ),
+                ];
+                for (key, expected) in forms {
+                    assert!(has_form(&key));
+                    assert_eq!(any_ecdsa_type(&key).is_ok(), number == whole, "{number:?}");
+                    let key = with_whole_number(key);
+                    assert_eq!(key.secret_der(), expected);
+                    assert!(any_ecdsa_type(&key).is_ok(), "{number:?}");
+                }
             }
         }
-        // Too long, on another curve, or not a key: unchanged.
-        for bytes in [sec1(&[1; 33], P_256), sec1(&[1; 31], &[0x2B, 0x81, 0x04, 0, 0x23]), vec![7]]
-        {
+    }
+
+    #[test]
+    fn other_keys_are_not_changed() {
+        // Too long, on P-521, or not a key.
+        let p_521 = sec1(&[1; 31], &[0x2B, 0x81, 0x04, 0, 0x23], &[0; 134]);
+        for bytes in [sec1(&[1; 33], P_256, &[0; 66]), p_521, vec![7]] {
             let key = PrivateKeyDer::Sec1(bytes.clone().into());
             assert_eq!(with_whole_number(key).secret_der(), bytes);
         }
+    }
+
+    #[test]
+    fn a_truncated_key_does_not_have_its_form() {
+        let number = [0xA5; 32];
+        let rsa = put(SEQUENCE, &put(INTEGER, &[1]).repeat(9));
+        let keys: [(Vec<u8>, fn(Vec<u8>) -> PrivateKeyDer<'static>); 3] = [
+            (sec1(&number, P_256, &[0; 66]), |bytes| PrivateKeyDer::Sec1(bytes.into())),
+            (pkcs8(&number, P_256, &[0; 66]), |bytes| PrivateKeyDer::Pkcs8(bytes.into())),
+            (rsa, |bytes| PrivateKeyDer::Pkcs1(bytes.into())),
+        ];
+        for (bytes, of) in keys {
+            assert!(has_form(&of(bytes.clone())));
+            for len in 0..bytes.len() {
+                assert!(!has_form(&of(bytes[..len].to_vec())), "{len}");
+            }
+            assert!(!has_form(&of([&bytes[..], &[0]].concat())));
+        }
+        // One form in place of another, and a missing part.
+        assert!(!has_form(&PrivateKeyDer::Pkcs8(sec1(&number, P_256, &[0; 66]).into())));
+        let short = put(SEQUENCE, &put(INTEGER, &[1]).repeat(8));
+        assert!(!has_form(&PrivateKeyDer::Pkcs1(short.into())));
     }
 
     #[test]
@@ -231,8 +332,12 @@ mod tests {
             let in_list = put(SEQUENCE, &put(SEQUENCE, &bytes));
             let _ = (next_update(&bytes), next_update(&in_list));
             for bytes in [bytes.clone(), put(SEQUENCE, &bytes)] {
-                with_whole_number(PrivateKeyDer::Sec1(bytes.clone().into()));
-                with_whole_number(PrivateKeyDer::Pkcs8(bytes.into()));
+                let sec1 = PrivateKeyDer::Sec1(bytes.clone().into());
+                let pkcs8 = PrivateKeyDer::Pkcs8(bytes.into());
+                for key in [sec1, pkcs8] {
+                    has_form(&key);
+                    with_whole_number(key);
+                }
             }
         }
     }

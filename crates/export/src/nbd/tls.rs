@@ -82,12 +82,22 @@ impl Certificates {
     /// Returns notes for the user who opens this export.
     pub fn notes(&self) -> Vec<String> {
         let path = self.tls.folder.join(KEY);
-        let mode = path.metadata().map_or(0, |meta| meta.mode() & 0o7777);
-        let note = || {
-            let path = path.display();
-            format!("{path} has mode {mode:04o}: other users may read the private key; `chmod 600`")
-        };
-        (mode & 0o044 != 0).then(note).into_iter().collect()
+        let Ok(meta) = path.metadata() else { return Vec::new() };
+        let (path, own) = (path.display(), rustix::process::geteuid().as_raw());
+        let (mode, owner) = (meta.mode() & 0o7777, meta.uid());
+        let mut notes = Vec::new();
+        if mode & 0o066 != 0 {
+            let can = if mode & 0o044 != 0 { "read" } else { "change" };
+            notes.push(format!(
+                "{path} has mode {mode:04o}: other users may {can} the private key; `chmod 600`"
+            ));
+        }
+        if owner != 0 && owner != own {
+            notes.push(format!(
+                "{path} belongs to user {owner}, who may read the private key; `chown {own}`"
+            ));
+        }
+        notes
     }
 }
 
@@ -123,13 +133,14 @@ pub fn configure(tls: &Tls) -> Result<Arc<ServerConfig>> {
         rustls::Error::InvalidCertificate(error) => {
             wrong(&certificate_path, format!("does not parse: {error}"))
         }
-        error => wrong(
+        // The key has the form of a key, so "failed to parse" would mislead.
+        rustls::Error::General(_) => wrong(
             &key_path,
-            format!(
-                "is not a key that TLS can use here ({error}): RSA of 2048 to 8192 bits, ECDSA on \
-                 P-256 or P-384, and Ed25519 can be used"
-            ),
+            "is not a key that TLS can use here, or its parts do not agree: RSA of 2048 to 4096 \
+             bits, ECDSA on P-256 or P-384, and Ed25519 can be used"
+                .into(),
         ),
+        error => wrong(&key_path, format!("cannot be used with {CERTIFICATE}: {error}")),
     })?;
     Ok(Arc::new(config))
 }
@@ -144,6 +155,9 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
         pem::Error::NoItemsFound => wrong(path, "holds no private key".into()),
         error => wrong(path, format!("does not parse: {error}")),
     })?;
+    if !der::has_form(&key) {
+        return Err(wrong(path, "does not parse: its DER is damaged or incomplete".into()));
+    }
     Ok(der::with_whole_number(key))
 }
 
