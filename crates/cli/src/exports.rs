@@ -54,15 +54,27 @@ impl OpenExport {
 
     /// The number of clients that broke the protocol, and the last one's violation.
     pub fn violations(&self) -> (u64, Option<&str>) {
-        let value = |name| self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value);
-        let count = match value("violations") {
+        let count = match self.value("violations") {
             Some(FactValue::Number(count)) => *count,
             _ => 0,
         };
-        match value("last_violation") {
-            Some(FactValue::Text(last)) => (count, Some(last)),
-            _ => (count, None),
+        (count, self.text("last_violation"))
+    }
+
+    /// The error in newer certificates, which are not used.
+    pub fn certificates_problem(&self) -> Option<&str> {
+        self.text("certificates_problem")
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        match self.value(name) {
+            Some(FactValue::Text(text)) => Some(text),
+            _ => None,
         }
+    }
+
+    fn value(&self, name: &str) -> Option<&FactValue> {
+        self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value)
     }
 }
 

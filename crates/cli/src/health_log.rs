@@ -209,7 +209,15 @@ fn is_failing(errors: &DiskErrors) -> bool {
 #[derive(Debug, Default)]
 struct Journal {
     lines: Vec<(u64, &'static str, Line)>,
-    violations: Vec<(String, u64)>,
+    exports: Vec<ExportState>,
+}
+
+/// The state of an export at the last check.
+#[derive(Debug)]
+struct ExportState {
+    uri: String,
+    violations: u64,
+    certificates_problem: Option<String>,
 }
 
 impl Journal {
@@ -234,11 +242,21 @@ impl Journal {
         said
     }
 
-    /// Clients that broke the protocol since the last check.
+    /// Clients that broke the protocol since the last check, and certificates that changed.
     fn look_at_exports(&mut self, exports: &[OpenExport], said: &mut Vec<String>) {
         for export in exports {
-            let known = self.violations.iter().find(|(uri, _)| *uri == export.uri);
-            let before = known.map_or(0, |(_, count)| *count);
+            let known = self.exports.iter().find(|known| known.uri == export.uri);
+            let problem = export.certificates_problem();
+            if problem != known.and_then(|known| known.certificates_problem.as_deref()) {
+                said.push(match problem {
+                    Some(why) => format!(
+                        "{}: the new certificates are not used, the previous ones stay: {why}",
+                        export.uri
+                    ),
+                    None => format!("{}: the new certificates are used", export.uri),
+                });
+            }
+            let before = known.map_or(0, |known| known.violations);
             let (count, last) = export.violations();
             if count > before {
                 let what = last.unwrap_or("unknown");
@@ -251,14 +269,19 @@ impl Journal {
                 ));
             }
         }
-        self.violations =
-            exports.iter().map(|export| (export.uri.clone(), export.violations().0)).collect();
+        let state = |export: &OpenExport| ExportState {
+            uri: export.uri.clone(),
+            violations: export.violations().0,
+            certificates_problem: export.certificates_problem().map(str::to_owned),
+        };
+        self.exports = exports.iter().map(state).collect();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use udm::bio::Op;
+    use udm::target::{Fact, FactValue};
 
     use super::*;
 
@@ -326,6 +349,30 @@ mod tests {
         let said = look(10, 20, Some("it was cut short"));
         assert_eq!(said, ["writecache at 8: the cache device has failed: it was cut short"]);
         assert!(look(11, 20, Some("it was cut short")).is_empty());
+    }
+
+    #[test]
+    fn certificates_that_are_not_used_are_logged_once() {
+        let mut journal = Journal::default();
+        let mut look = |problem: Option<&str>| {
+            let value = problem.map_or(FactValue::Nothing, |why| FactValue::Text(why.into()));
+            let export = OpenExport {
+                uri: "nbds://[::1]:10809?tls=/pki".into(),
+                client_uri: String::new(),
+                clients: 0,
+                facts: vec![Fact { name: "certificates_problem", value, about: "" }],
+                notes: Vec::new(),
+            };
+            journal.look(&[], &[export], Instant::now())
+        };
+        assert!(look(None).is_empty());
+        let said = "nbds://[::1]:10809?tls=/pki: the new certificates are not used, the previous \
+                    ones stay: /pki/server-cert.pem expired 3 days ago";
+        assert_eq!(look(Some("/pki/server-cert.pem expired 3 days ago")), [said]);
+        assert!(look(Some("/pki/server-cert.pem expired 3 days ago")).is_empty());
+        assert_eq!(look(Some("/pki/server-key.pem holds no private key")).len(), 1);
+        assert_eq!(look(None), ["nbds://[::1]:10809?tls=/pki: the new certificates are used"]);
+        assert!(look(None).is_empty());
     }
 
     #[test]
