@@ -199,16 +199,23 @@ fn each_fault_of_a_certificate_has_its_own_words() {
         assert!(said.contains(words), "{said}");
     };
     begin();
-    std::fs::write(
-        folder.join("server-cert.pem"),
-        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END \
-        CERTIFICATE-----\n",
-    )
-    .unwrap();
+    write_pem(&folder, "server-cert.pem", "CERTIFICATE", "AAAA");
     refused("server-cert.pem does not parse");
     begin();
-    expired(&folder);
+    write_pem(&folder, "ca-cert.pem", "CERTIFICATE", "AAAA");
+    refused("ca-cert.pem does not parse");
+    begin();
+    sign_for(&folder, "20200101000000Z", "20210101000000Z");
     refused("server-cert.pem expired ");
+    begin();
+    sign_for(&folder, "21000101000000Z", "21010101000000Z");
+    refused("server-cert.pem becomes valid in ");
+    begin();
+    let (pkcs8, sec1) = ("PRIVATE KEY", "EC PRIVATE KEY");
+    for (kind, body) in [(pkcs8, "AAAA"), (sec1, "MAA="), (pkcs8, "?")] {
+        write_pem(&folder, "server-key.pem", kind, body);
+        refused("server-key.pem does not parse");
+    }
     begin();
     sign(&folder, "server", "-addext extendedKeyUsage=clientAuth");
     refused("server-cert.pem is not a server's certificate");
@@ -224,18 +231,19 @@ fn each_fault_of_a_certificate_has_its_own_words() {
     openssl(&folder, "genpkey -algorithm ED25519 -aes256 -pass pass:secret -out server-key.pem");
     refused("server-key.pem is encrypted");
     begin();
-    std::fs::write(
-        folder.join("ca-crl.pem"),
-        "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 \
-        CRL-----\n",
-    )
-    .unwrap();
+    write_pem(&folder, "ca-crl.pem", "X509 CRL", "AAAA");
     refused("ca-crl.pem does not parse");
     begin();
     crl(&folder, "-crl_lastupdate 20200101000000Z -crl_nextupdate 20200201000000Z");
     refused("ca-crl.pem is too old: a newer list of revoked certificates was due ");
     crl(&folder, "-crldays 3");
     udm.ok(&["export", "vol", &uri]);
+}
+
+/// Writes a PEM file of this kind.
+fn write_pem(folder: &Path, name: &str, kind: &str, body: &str) {
+    let text = format!("-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n");
+    std::fs::write(folder.join(name), text).unwrap();
 }
 
 /// The files that `openssl ca` needs for the authority.
@@ -256,16 +264,15 @@ fn crl(folder: &Path, words: &str) {
     openssl(folder, &format!("{what} {words}"));
 }
 
-/// Signs the server's key with a period that has ended.
-fn expired(folder: &Path) {
+/// Signs the server's key for a period.
+fn sign_for(folder: &Path, start: &str, end: &str) {
     authority(folder);
     openssl(folder, "req -new -key server-key.pem -subj /CN=udm -out server.csr");
-    openssl(
-        folder,
+    let what = format!(
         "ca -config ca.conf -batch -notext -create_serial -keyfile ca-key.pem -cert ca-cert.pem \
-         -extfile ext.conf -startdate 20200101000000Z -enddate 20210101000000Z -in server.csr \
-         -out server-cert.pem",
+         -extfile ext.conf -startdate {start} -enddate {end} -in server.csr -out server-cert.pem"
     );
+    openssl(folder, &what);
 }
 
 /// GnuTLS writes a key's number without the zeroes that it begins with: the number 1, on P-256.
@@ -325,15 +332,23 @@ fn new_certificates_are_taken_without_cutting_clients() {
     assert!(reads(&mut stays));
     // In the middle of a change the files do not go together: those before them count.
     let problem = || udm.json(&["info", "vol"])["exports"][0]["certificates_problem"].clone();
+    let logged = |what: &str| {
+        let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
+        log.lines().filter(|line| line.contains(what)).count()
+    };
     std::fs::copy(new.join("server-cert.pem"), pki.join("server-cert.pem")).unwrap();
     client("nbdinfo", &[&libnbd(&port, &old)]);
     let said = problem().as_str().unwrap().to_owned();
     assert!(said.contains("server-key.pem does not match server-cert.pem"), "{said}");
+    let not_used = "the new certificates are not used, the previous ones stay: ";
+    wait_until("the log has the problem", || logged(&said) == 1);
     for name in ["server-key.pem", "ca-cert.pem"] {
         std::fs::copy(new.join(name), pki.join(name)).unwrap();
     }
     client("nbdinfo", &[&libnbd(&port, &new)]);
     assert!(problem().is_null());
+    wait_until("the log has the end", || logged("the new certificates are used") == 1);
+    assert_eq!(logged(not_used), 1);
     fails("nbdinfo", &[&libnbd(&port, &old)]);
     assert!(reads(&mut stays), "it was cut off");
     drop(stays.stdin.take());
@@ -348,14 +363,24 @@ fn a_private_key_that_others_may_read_has_a_note() {
     let uri = format!("nbds://127.0.0.1:0?tls={}", pki.display());
     let said = udm.run(&["create", "vol", "--table", "0 2048 zero", "--export", &uri]);
     assert_eq!((said.code, said.err.as_str()), (0, ""));
-    for mode in [0o640, 0o604] {
+    for (mode, can) in [(0o640, "read"), (0o604, "read"), (0o620, "change")] {
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
         let said = udm.run(&["export", "vol", &uri]);
-        let note = format!("has mode {mode:04o}: other users may read the private key");
+        let note = format!("has mode {mode:04o}: other users may {can} the private key");
         assert!(said.code == 0 && said.err.contains(&note), "{said:?}");
+        assert!(!said.err.contains("belongs to user"), "{said:?}");
     }
     let said = udm.run(&["create", "new", "--table", "0 2048 zero", "--export", &uri]);
-    assert!(said.code == 0 && said.err.contains("may read the private key"), "{said:?}");
+    assert!(said.code == 0 && said.err.contains("may change the private key"), "{said:?}");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::chown(&key, Some(12_345), None).unwrap();
+    let said = udm.run(&["export", "vol", &uri]);
+    let note = "server-key.pem belongs to user 12345, who may read the private key";
+    assert!(said.code == 0 && said.err.contains(note), "{said:?}");
+    assert!(!said.err.contains("other users"), "{said:?}");
 }
 
 #[test]
