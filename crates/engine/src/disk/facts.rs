@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Statx, StatxFlags};
 
-use super::ioctls::{self, Uuid};
+use super::ioctls::{self, Inode, Uuid};
 use crate::units::SECTOR;
 
 /// STATX_DIOALIGN.
@@ -142,12 +142,17 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
         fsid,
         subvolume: if kind == BTRFS { fsid } else { 0 },
         inode: stat.stx_ino,
-        inodes_last: ![FUSE, FAT, EXFAT].contains(&kind),
+        inodes_last: inodes_last(kind),
         born,
         generation: generation.unwrap_or_default(),
         mount: mount_of(file).unwrap_or_default(),
         path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
     }
+}
+
+/// Whether another mount of a file system of this kind has the same numbers of inodes.
+fn inodes_last(kind: u64) -> bool {
+    ![FUSE, FAT, EXFAT].contains(&kind)
 }
 
 /// The type and the source of the mount that an open file is on.
@@ -156,7 +161,11 @@ fn mount_of(file: &OwnedFd) -> Option<String> {
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     // Paths there may have any bytes.
     let mounts = std::fs::read("/proc/self/mountinfo").ok()?;
-    let mounts = String::from_utf8_lossy(&mounts);
+    mount_in(&String::from_utf8_lossy(&mounts), id)
+}
+
+/// The same for the mount with the number `id` in the text of `mountinfo`.
+fn mount_in(mounts: &str, id: &str) -> Option<String> {
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     let (_, end) = line.split_once(" - ")?;
     let mut words = end.split(' ');
@@ -189,10 +198,16 @@ fn backing(file: &OwnedFd, device: (u32, u32), path: &str, loops: u32) -> Backin
         let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
         let stat = stat(&file).ok()?;
         let there = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
-        let is_it = known == Some(there) && loops > 0;
-        is_it.then(|| Box::new(within(&file, &stat, loops - 1)))
+        let loops = loops_left(known, there, loops)?;
+        Some(Box::new(within(&file, &stat, loops)))
     };
     Backing { found: found(), place, start }
+}
+
+/// How many more loop devices may be followed below this one. `None` if none may, or if the file
+/// at its path (`there`) is not the one that the kernel knows.
+fn loops_left(known: Option<Inode>, there: Inode, loops: u32) -> Option<u32> {
+    if known == Some(there) { loops.checked_sub(1) } else { None }
 }
 
 /// The kernel's own name of a block device: `vda`, `loop0`.
@@ -229,3 +244,6 @@ fn text_of(path: PathBuf) -> Option<String> {
     let text = String::from_utf8_lossy(&text).trim().replace(char::is_control, " ");
     (!text.is_empty()).then_some(text)
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,7 +82,7 @@ impl Files {
         let (mtime, ctime) = (nanos(&found.stx_mtime), nanos(&found.stx_ctime));
         if self.is_doubtful {
             let is_known = found.stx_mask & MNT_ID_UNIQUE.bits() != 0;
-            let mount = is_known.then(|| boot() ^ found.stx_mnt_id);
+            let mount = is_known.then(|| mount_number(boot(), found.stx_mnt_id));
             return Evidence::Mounted { mount, mtime, ctime };
         }
         Evidence::File { bytes, mtime, ctime }
@@ -153,3 +153,11 @@ impl Files {
         (start < end).then(|| (start, end - start))
     }
 }
+
+/// A number that another mount of this boot of the machine, or of another boot, does not have.
+fn mount_number(boot: u64, id: u64) -> u64 {
+    boot ^ id
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,9 @@ use rustix::ioctl::{Getter, Opcode, ioctl, opcode};
 /// The UUID of a file system.
 pub(super) type Uuid = [u8; 16];
 
+/// A file: the number of its device, as major and minor, and its inode.
+pub(super) type Inode = ((u32, u32), u64);
+
 /// `struct fsuuid2`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -65,13 +68,28 @@ pub(super) fn generation(file: impl AsFd) -> Option<u32> {
     Some(answer[0])
 }
 
-/// The device number, as major and minor, and the inode of the backing file of an open loop device
-/// or of a partition of it.
-pub(super) fn loop_file(device: impl AsFd) -> Option<((u32, u32), u64)> {
+/// The backing file of an open loop device or of a partition of it.
+pub(super) fn loop_file(device: impl AsFd) -> Option<Inode> {
     // SAFETY: the request writes one answer of this layout.
     let answer = unsafe { ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }.ok()?;
-    // The kernel's own coding of a number: 12 bits of major, 20 of minor.
-    let number = answer.device as u32;
-    let minor = number & 0xFF | number >> 12 & 0xF_FF00;
-    Some((((number >> 8 & 0xFFF), minor), answer.inode))
+    Some((number_of(answer.device as u32), answer.inode))
+}
+
+/// The major and minor of a device, which the kernel packs into 12 and 20 bits.
+fn number_of(packed: u32) -> (u32, u32) {
+    (packed >> 8 & 0xFFF, packed & 0xFF | packed >> 12 & 0xF_FF00)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_two_numbers() {
+        let numbers =
+            [(0x0000_0701, (7, 1)), (0x0001_0300, (259, 0)), (0xFDA0_FDBC, (253, 0xF_DABC))];
+        for (packed, number) in numbers {
+            assert_eq!(number_of(packed), number);
+        }
+    }
 }

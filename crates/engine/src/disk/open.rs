@@ -528,3 +528,6 @@ fn beside(file: &OwnedFd, known: &Statx) -> Option<OwnedFd> {
     let place = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
     (place(&stat(&other).ok()?) == place(known)).then_some(other)
 }
+
+#[cfg(test)]
+mod tests;

@@ -284,3 +284,33 @@ fn text_of(bytes: &[u8]) -> String {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{Disk, RamDisk};
+
+    #[test]
+    fn a_backing_device_may_grow_and_must_not_shrink() {
+        let label = Label {
+            attach_id: 1,
+            backing_bytes: 8192,
+            identity: "file 7".into(),
+            marks_from: Position::default(),
+            info: [0; 24],
+            bad: Vec::new(),
+            torn_until: None,
+            served: None,
+            stamp: None,
+            is_stale: false,
+        };
+        let compare =
+            |name: &str, bytes| label.compare(RamDisk::new(bytes, 512).named(name).limits());
+        assert_eq!(compare("file 7", 8192), Match::Exact);
+        assert_eq!(compare("file 7", 16384), Match::Exact);
+        assert_eq!(compare("file 7", 8192 - 512), Match::Other);
+        assert_eq!(compare("file 8", 8192), Match::Other);
+        assert_eq!(compare("file", 8192), Match::Other);
+        assert_eq!(compare("file 77", 8192), Match::Other);
+    }
+}

@@ -22,6 +22,11 @@ impl FileDisk {
     pub(in crate::disk) fn coarsen(&mut self, granule: u64) {
         Arc::get_mut(&mut self.files).expect("no I/O has been started").granule = granule;
     }
+
+    /// Pretends that the file is known by its place only.
+    pub(in crate::disk) fn doubt(&mut self) {
+        Arc::get_mut(&mut self.files).expect("no I/O has been started").is_doubtful = true;
+    }
 }
 
 #[test]

@@ -86,6 +86,19 @@ fn each_fact_tells_one_file_from_another() {
 }
 
 #[test]
+fn a_subvolume_counts_unless_it_is_zero() {
+    let of = |number| changed(move |file| file.subvolume = number);
+    let inode = "inode 12 born 1700000000.000000005";
+    let on = "file on 30313233-3435-3637-3839-616263646566";
+    assert_eq!(known(&of(0)).words(), format!("{on} {inode}"));
+    assert_eq!(known(&of(10)).words(), format!("{on} subvolume 000000000000000a {inode}"));
+    for (then, now) in [(0, 10), (10, 0), (10, 11)] {
+        assert_eq!(compare(&of(then), &of(now)), Match::Other, "{then}, {now}");
+    }
+    assert_eq!(compare(&of(10), &of(10)), Match::Exact);
+}
+
+#[test]
 fn the_generation_stands_for_the_birth() {
     let unborn =
         |generation| changed(move |file| (file.born, file.generation) = ((0, 0), generation));
@@ -102,6 +115,10 @@ fn a_number_of_the_device_is_not_one_of_the_file_system() {
     let (first, second) = (numbered(0x0000_0700_0000_0000), numbered(0x0000_0701_0000_0000));
     assert_eq!(compare(&first, &second), Match::Exact);
     assert!(!known(&first).words().contains(" on "));
+    // Neither half of a number may be absent.
+    for part in [0x0000_0000_1234_5678, 0x1234_5678_0000_0000, 0] {
+        assert!(!known(&numbered(part)).words().contains(" on "), "{part:#x}");
+    }
     // A folded UUID counts.
     assert_eq!(compare(&numbered(FSID), &numbered(FSID + 1)), Match::Other);
 }
@@ -221,7 +238,9 @@ fn a_serial_number_of_many_counts_for_nothing() {
 
 #[test]
 fn the_uuid_of_an_array_comes_first_and_the_array_may_grow() {
-    for (name, words) in [("dm/uuid", "dm LVM-x1"), ("md/uuid", "md LVM-x1")] {
+    let names =
+        [("dm/uuid", "dm LVM-x1"), ("md/uuid", "md LVM-x1"), ("device/uuid", "region LVM-x1")];
+    for (name, words) in names {
         let mut grown = disk(&[(name, "LVM-x1"), ("dm/name", "vg-lv"), ("serial", "S3Z9")]);
         grown.bytes *= 2;
         let first = Facts::Disk(disk(&[(name, "LVM-x1")]));
@@ -231,6 +250,8 @@ fn the_uuid_of_an_array_comes_first_and_the_array_may_grow() {
     let named = known(&Facts::Disk(disk(&[("dm/name", "vg-lv")])));
     assert_eq!(named.words(), "dm name vg-lv of 1073741824 bytes");
     assert!(named.doubt().is_some_and(|doubt| doubt.contains("vg-lv")));
+    let zero = disk(&[("dm/uuid", "00000000-0000"), ("dm/name", "vg-lv")]);
+    assert_eq!(known(&Facts::Disk(zero)).words(), named.words(), "a UUID of zeroes is absent");
 }
 
 /// cryptsetup makes the UUIDs of some formats of the mapping's name.
@@ -285,5 +306,9 @@ fn long_identities_stay_distinct() {
     let long = |end: &str| shortened(format!("{}{end}", "\u{e9}".repeat(300)));
     assert_ne!(long("a"), long("b"));
     assert!(long("a").len() <= IDENTITY_BYTES_MAX);
-    assert_eq!(shortened("short".into()), "short");
+    for bytes in [5, IDENTITY_BYTES_MAX] {
+        assert_eq!(shortened("s".repeat(bytes)), "s".repeat(bytes));
+    }
+    let cut = shortened("s".repeat(IDENTITY_BYTES_MAX + 1));
+    assert!(cut.len() <= IDENTITY_BYTES_MAX && cut.contains('~'), "{cut}");
 }

@@ -1,0 +1,62 @@
+//! Tests of how the kernel's texts and numbers are read.
+
+use super::*;
+
+const EXT4: u64 = 0xEF53;
+
+#[test]
+fn some_file_systems_draw_their_inodes_at_each_mount() {
+    for kind in [FUSE, FAT, EXFAT] {
+        assert!(!inodes_last(kind), "{kind:#x}");
+    }
+    for kind in [EXT4, XFS, BTRFS] {
+        assert!(inodes_last(kind), "{kind:#x}");
+    }
+    // As statfs(2) has them.
+    assert_eq!([FAT, EXFAT], [0x4D44, 0x2011_BAB0]);
+    assert_eq!([FUSE, BTRFS, XFS], [0x6573_5546, 0x9123_683E, 0x5846_5342]);
+}
+
+#[test]
+fn a_mount_is_found_by_its_number() {
+    let mounts = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+                  2 22 0:5 / /a rw - fuse.sshfs host:/srv rw\n\
+                  222 22 0:6 / /a\\040-\\040b rw master:1 - fuse nbdfuse rw\n";
+    let found = |id| mount_in(mounts, id);
+    assert_eq!(found("22").as_deref(), Some("ext4 /dev/sda1"));
+    assert_eq!(found("2").as_deref(), Some("fuse.sshfs host:/srv"));
+    assert_eq!(found("222").as_deref(), Some("fuse nbdfuse"));
+    assert_eq!(found("1"), None, "the number of a parent");
+    assert_eq!(mount_in("7 1 0:5 / / rw", "7"), None, "a line that was cut short");
+}
+
+#[test]
+fn a_file_of_this_process_is_on_a_mount() {
+    let file = std::fs::File::open("/proc/self/mountinfo").unwrap().into();
+    assert_eq!(mount_of(&file).as_deref().map(|mount| mount.starts_with("proc ")), Some(true));
+}
+
+#[test]
+fn loop_devices_are_followed_to_the_file_that_the_kernel_knows() {
+    let (it, other) = (((8, 1), 12), ((8, 1), 13));
+    assert_eq!(loops_left(Some(it), it, 2), Some(1));
+    assert_eq!(loops_left(Some(it), it, 1), Some(0));
+    assert_eq!(loops_left(Some(it), it, 0), None, "the chain is too long");
+    assert_eq!(loops_left(Some(it), other, 1), None, "another file is at the path");
+    assert_eq!(loops_left(Some(it), ((8, 2), 12), 1), None, "on another device");
+    assert_eq!(loops_left(None, it, 1), None);
+}
+
+#[test]
+fn texts_of_sysfs_are_one_line_and_empty_ones_count_as_absent() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |bytes: &[u8]| {
+        let path = folder.path().join("serial");
+        std::fs::write(&path, bytes).unwrap();
+        text_of(path)
+    };
+    assert_eq!(text(b"  S3Z9 NB\0K\n").as_deref(), Some("S3Z9 NB K"));
+    assert_eq!(text(b" \n"), None);
+    assert_eq!(text(b""), None);
+    assert_eq!(text_of(folder.path().join("none")), None);
+}
