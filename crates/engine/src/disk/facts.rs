@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
 
 use super::ioctls::{self, Inode, Uuid};
 use crate::units::SECTOR;
@@ -49,9 +49,9 @@ pub(super) struct FileFacts {
 pub(super) struct DiskFacts {
     /// Found attributes in sysfs: the path there, and the text.
     pub attributes: Vec<(&'static str, String)>,
-    /// The kernel's own word for it.
+    /// The kernel's own word for it; without `/sys`, its number.
     pub name: String,
-    /// Its size.
+    /// Its size. Without `/sys`, a partition counts as a device of its own.
     pub bytes: u64,
     /// If it is a loop device.
     pub backing: Option<Backing>,
@@ -176,10 +176,12 @@ fn of_disk(file: &OwnedFd, device: (u32, u32), loops: u32) -> DiskFacts {
     let attribute = |name| Some((name, sysfs(device, name)?));
     let attributes: Vec<_> = ATTRIBUTES.into_iter().filter_map(attribute).collect();
     let sectors = text_of(whole(device).join("size")).and_then(|text| text.parse::<u64>().ok());
+    let bytes = sectors.map(|sectors| sectors.saturating_mul(SECTOR));
+    let bytes = bytes.or_else(|| rustix::fs::seek(file, SeekFrom::End(0)).ok());
     let path = attributes.iter().find(|(name, _)| *name == "loop/backing_file");
     DiskFacts {
-        name: kernel_word(&whole(device)),
-        bytes: sectors.unwrap_or(0).saturating_mul(SECTOR),
+        name: kernel_word(&whole(device)).unwrap_or_else(|| format!("{}:{}", device.0, device.1)),
+        bytes: bytes.unwrap_or(0),
         backing: path.map(|(_, path)| backing(file, device, path, loops)),
         attributes,
     }
@@ -211,10 +213,9 @@ fn loops_left(known: Option<Inode>, there: Inode, loops: u32) -> Option<u32> {
 }
 
 /// The kernel's own name of a block device: `vda`, `loop0`.
-fn kernel_word(folder: &Path) -> String {
-    let link = std::fs::canonicalize(folder).ok();
-    let name = link.as_ref().and_then(|path| path.file_name());
-    name.map_or_else(|| "without a name".into(), |name| name.to_string_lossy().into_owned())
+fn kernel_word(folder: &Path) -> Option<String> {
+    let link = std::fs::canonicalize(folder).ok()?;
+    link.file_name().map(|name| name.to_string_lossy().into_owned())
 }
 
 /// The number of a block device, major and minor.

@@ -202,8 +202,9 @@ fn words_of_disk(disk: &DiskFacts) -> (String, Option<String>) {
     }
     let name = &disk.name;
     let doubt = format!(
-        "udm knows this device only by the kernel's name ({name}) and its size, because it reports \
-         no serial number: another device of this name and size would count as the same device"
+        "udm knows this device only by the kernel's name or number ({name}) and its size, because \
+         it reports no serial number or /sys is not mounted: another device of this name and size \
+         would count as the same device"
     );
     (format!("block device {name} of {bytes} bytes"), Some(doubt))
 }

@@ -1,6 +1,7 @@
 //! Tests of how the kernel's texts and numbers are read.
 
 use super::*;
+use crate::disk::identity::{self, Identity, Match};
 
 const EXT4: u64 = 0xEF53;
 
@@ -59,4 +60,25 @@ fn texts_of_sysfs_are_one_line_and_empty_ones_count_as_absent() {
     assert_eq!(text(b" \n"), None);
     assert_eq!(text(b""), None);
     assert_eq!(text_of(folder.path().join("none")), None);
+}
+
+/// In a container, for example. The devices of a machine must not look like one.
+#[test]
+fn without_sysfs_the_number_and_the_size_tell_devices_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device");
+    let of = |minor, bytes| {
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(bytes).unwrap();
+        // No machine has this number.
+        let disk = of_disk(&file.into(), (4095, minor), LOOPS_MAX);
+        identity::of(&Facts::Disk(disk), bytes, 0)
+    };
+    let known = of(1, 8192);
+    assert_eq!(known.words(), "block device 4095:1 of 8192 bytes");
+    assert!(known.doubt().is_some_and(|doubt| doubt.contains("4095:1")));
+    let compare = |now: Identity| now.compare(|words| words == known.words());
+    assert_eq!(compare(of(1, 8192)), Match::Possible);
+    assert_eq!(compare(of(2, 8192)), Match::Other);
+    assert_eq!(compare(of(1, 4096)), Match::Other);
 }
