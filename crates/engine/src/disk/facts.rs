@@ -15,7 +15,6 @@ pub(super) const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 const FUSE: u64 = 0x6573_5546;
 const FAT: u64 = 0x4D44;
 const EXFAT: u64 = 0x2011_BAB0;
-const BTRFS: u64 = 0x9123_683E;
 const XFS: u64 = 0x5846_5342;
 
 /// The longest chain of loop devices on loop devices that is followed.
@@ -24,8 +23,10 @@ const LOOPS_MAX: u32 = 8;
 /// The facts about a file. A zero, or empty text, stands for a fact that the kernel does not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FileFacts {
-    /// The UUID of its file system.
+    /// The UUID of its file system, if all kernels report it (XFS).
     pub uuid: Uuid,
+    /// The UUID that only newer kernels report (Linux 6.9).
+    pub late_uuid: Uuid,
     /// `f_fsid`, which may be made of the UUID or of the device's number.
     pub fsid: u64,
     /// Which of the file system's subvolumes, each of which numbers its inodes.
@@ -79,6 +80,31 @@ pub(super) enum Facts {
     Partition(DiskFacts, u64, u64, u64),
 }
 
+impl Facts {
+    /// The facts that a kernel before Linux 6.9 has.
+    pub fn on_older_kernel(&self) -> Facts {
+        match self {
+            Facts::File(file) => {
+                Facts::File(FileFacts { late_uuid: Uuid::default(), ..file.clone() })
+            }
+            Facts::Disk(disk) => Facts::Disk(disk.on_older_kernel()),
+            Facts::Partition(disk, nth, start, len) => {
+                Facts::Partition(disk.on_older_kernel(), *nth, *start, *len)
+            }
+        }
+    }
+}
+
+impl DiskFacts {
+    fn on_older_kernel(&self) -> DiskFacts {
+        let older = |backing: &Backing| Backing {
+            found: backing.found.as_ref().map(|found| Box::new(found.on_older_kernel())),
+            ..backing.clone()
+        };
+        DiskFacts { backing: self.backing.as_ref().map(older), ..self.clone() }
+    }
+}
+
 /// The attributes of a block device in sysfs that may identify it.
 pub(super) const ATTRIBUTES: [&str; 11] = [
     "dm/uuid",
@@ -128,8 +154,7 @@ fn within(file: &OwnedFd, stat: &Statx, loops: u32) -> Facts {
 fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
     let kind = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF);
     let fsid = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
-    let uuid = ioctls::fs_uuid(file).filter(|uuid| *uuid != Uuid::default());
-    let uuid = uuid.or_else(|| (kind == XFS).then(|| ioctls::xfs_uuid(file)).flatten());
+    let uuid = if kind == XFS { ioctls::xfs_uuid(file) } else { None };
     let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
         0 => (0, 0),
         _ => (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
@@ -139,8 +164,9 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     FileFacts {
         uuid: uuid.unwrap_or_default(),
+        late_uuid: ioctls::fs_uuid(file).unwrap_or_default(),
         fsid,
-        subvolume: if kind == BTRFS { fsid } else { 0 },
+        subvolume: 0,
         inode: stat.stx_ino,
         inodes_last: inodes_last(kind),
         born,

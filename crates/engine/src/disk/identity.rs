@@ -9,8 +9,11 @@
 //!    the part. So a loop device has the identity of its file.
 //! 4. If the facts do not tell a disk from all others, its place stands in: the mount and the path
 //!    of a file, the kernel's name of a block device. Then the identity has a doubt.
-//! 5. A cache may have been marked by an earlier udm, with another spelling of the identity. The
-//!    spelling counts; if it was too coarse, it counts as "cannot tell".
+//! 5. The identity is recorded as a text or a checksum of it, so all kernels must spell it alike: a
+//!    fact that only newer kernels report is used only if the others do not suffice.
+//! 6. A cache may have been marked by an earlier udm, or under an older kernel, with another
+//!    spelling of the identity. The spelling counts; if it was too coarse, it counts as "cannot
+//!    tell".
 
 use super::facts::{Backing, DiskFacts, Facts, FileFacts};
 use super::ioctls::Uuid;
@@ -39,11 +42,11 @@ const SERIALS_OF_MANY: [&str; 12] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     words: String,
-    former: Option<Former>,
+    former: Vec<Former>,
     doubt: Option<String>,
 }
 
-/// The identity as an earlier udm spelled it.
+/// The identity as an earlier udm spelled it, or as udm spells it under an older kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Former {
     words: String,
@@ -75,12 +78,13 @@ impl Identity {
 
     /// Compares it with a recorded identity. `is_recorded` tells whether these words are recorded.
     pub fn compare(&self, is_recorded: impl Fn(&str) -> bool) -> Match {
-        let former = self.former.as_ref().filter(|former| is_recorded(&former.words));
-        match former {
-            _ if is_recorded(&self.words) && self.doubt.is_none() => Match::Exact,
-            _ if is_recorded(&self.words) => Match::Possible,
-            Some(former) if former.is_exact => Match::Exact,
-            Some(_) => Match::Possible,
+        if is_recorded(&self.words) {
+            return if self.doubt.is_none() { Match::Exact } else { Match::Possible };
+        }
+        let found = self.former.iter().filter(|former| is_recorded(&former.words));
+        match found.map(|former| former.is_exact).max() {
+            Some(true) => Match::Exact,
+            Some(false) => Match::Possible,
             None => Match::Other,
         }
     }
@@ -88,9 +92,10 @@ impl Identity {
     /// The identity of the part of this disk that begins at byte `start`.
     fn from(self, start: u64) -> Identity {
         let part = if start > 0 { format!(" from byte {start}") } else { String::new() };
-        let former =
-            self.former.map(|former| Former { words: shortened(former.words + &part), ..former });
-        Identity { words: shortened(self.words + &part), former, ..self }
+        let of = |words: String| shortened(words + &part);
+        let former = self.former.into_iter();
+        let former = former.map(|former| Former { words: of(former.words), ..former }).collect();
+        Identity { words: of(self.words), former, ..self }
     }
 }
 
@@ -110,8 +115,13 @@ impl std::fmt::Display for Identity {
 /// of the used part.
 pub(super) fn of(facts: &Facts, size_bytes: u64, start: u64) -> Identity {
     let (words, doubt) = words_of(facts);
-    let former = former_of(facts, size_bytes);
-    let former = (former.words != words).then_some(former);
+    let (older, older_doubt) = words_of(&facts.on_older_kernel());
+    let older = Former { words: older, is_exact: older_doubt.is_none() };
+    let former = [older, former_of(facts, size_bytes)].into_iter();
+    let former = former.filter(|former| former.words != words);
+    // An earlier spelling is not more certain than the present one.
+    let is_exact = |former: &Former| former.is_exact && doubt.is_none();
+    let former = former.map(|former| Former { is_exact: is_exact(&former), ..former }).collect();
     Identity { words, former, doubt }.from(start)
 }
 
@@ -128,10 +138,11 @@ fn words_of(facts: &Facts) -> (String, Option<String>) {
 }
 
 fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
-    let file_system = match (is_there(file.uuid), is_of_uuid(file.fsid)) {
-        (true, _) => Some(uuid_text(file.uuid)),
-        (false, true) => Some(format!("{:016x}", file.fsid)),
-        (false, false) => None,
+    let file_system = match file {
+        _ if is_of_uuid(file.fsid) => Some(format!("{:016x}", file.fsid)),
+        _ if is_there(file.uuid) => Some(uuid_text(file.uuid)),
+        _ if is_there(file.late_uuid) && !is_born(file) => Some(uuid_text(file.late_uuid)),
+        _ => None,
     };
     let subvolume = match file.subvolume {
         0 => String::new(),

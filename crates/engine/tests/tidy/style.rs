@@ -25,7 +25,7 @@ const BUDGETS: [(&str, usize); 19] = [
     ("crates/engine/tests/simulate", 4),
     ("crates/engine/tests/writecache", 1),
     ("crates/export", 7),
-    ("docs", 6),
+    ("docs", 5),
     ("docs/decisions", 11),
 ];
 

@@ -5,11 +5,14 @@ use super::*;
 
 const UUID: Uuid = *b"0123456789abcdef";
 const FSID: u64 = 0x1111_2222_3333_4444;
+/// `f_fsid` of a file system that has the number of its device there, 7:1.
+const NUMBER: u64 = 0x0000_0701_0000_0000;
 
-/// A file on a file system that has all facts.
+/// A file on ext4, which has all facts.
 fn file() -> FileFacts {
     FileFacts {
-        uuid: UUID,
+        uuid: Uuid::default(),
+        late_uuid: UUID,
         fsid: FSID,
         subvolume: 0,
         inode: 12,
@@ -61,7 +64,7 @@ fn each_fact_tells_one_file_from_another() {
     let first = changed(|_| {});
     assert_eq!(compare(&first, &first), Match::Exact);
     let others: [fn(&mut FileFacts); 5] = [
-        |file| file.uuid[0] += 1,
+        |file| file.fsid += 1,
         |file| file.inode += 1,
         |file| file.born.0 += 1,
         |file| file.born.1 += 1,
@@ -74,22 +77,62 @@ fn each_fact_tells_one_file_from_another() {
     let same: [fn(&mut FileFacts); 4] = [
         |file| file.path = "/mnt/o".into(),
         |file| file.mount = "ext4 /dev/sdb1".into(),
-        |file| file.fsid = 0x0000_0701_0000_0000,
+        |file| file.late_uuid[0] += 1,
         |file| file.generation = 8,
     ];
     for same in same {
         assert_eq!(compare(&first, &changed(same)), Match::Exact);
     }
     assert_eq!(known(&first).doubt(), None);
+    let words = "file on 1111222233334444 inode 12 born 1700000000.000000005";
+    assert_eq!(known(&first).words(), words);
+}
+
+/// XFS has the device's number where others have a checksum of the UUID.
+#[test]
+fn the_uuid_of_xfs_counts_and_its_number_does_not() {
+    let of = |uuid, fsid| changed(move |file| (file.uuid, file.fsid) = (uuid, fsid));
+    let first = of(UUID, NUMBER);
     let words = "file on 30313233-3435-3637-3839-616263646566 inode 12 born 1700000000.000000005";
     assert_eq!(known(&first).words(), words);
+    assert_eq!(compare(&first, &of(UUID, 0x0000_0702_0000_0000)), Match::Exact);
+    assert_eq!(compare(&first, &of(*b"1123456789abcdef", NUMBER)), Match::Other);
+    assert_eq!(compare(&first, &of(Uuid::default(), NUMBER)), Match::Other);
+}
+
+/// Linux 6.9 reports the UUIDs of more file systems.
+#[test]
+fn a_newer_kernel_knows_the_disks_of_an_older_one() {
+    let of = |fsid, is_born: bool| {
+        [Uuid::default(), UUID].map(|late_uuid| {
+            let born = if is_born { (1_700_000_000, 5) } else { (0, 0) };
+            changed(move |file| (file.fsid, file.born, file.late_uuid) = (fsid, born, late_uuid))
+        })
+    };
+    let on_loop = |facts: [Facts; 2]| facts.map(|facts| loop_on(Some(facts), 0, 32 << 20));
+    // ext4 and btrfs, also without a time of birth, and f2fs.
+    for (fsid, is_born) in [(FSID, true), (FSID, false), (NUMBER, true)] {
+        for [old, new] in [of(fsid, is_born), on_loop(of(fsid, is_born))] {
+            assert_eq!(compare(&old, &new), Match::Exact, "{fsid:#x}, {is_born}");
+            assert_eq!(compare(&new, &old), Match::Exact, "{fsid:#x}, {is_born}");
+        }
+    }
+    // f2fs without a time of birth. The older kernel has too few facts to tell.
+    for [old, new] in [of(NUMBER, false), on_loop(of(NUMBER, false))] {
+        assert_eq!(compare(&new, &new), Match::Exact);
+        assert_eq!(compare(&old, &new), Match::Possible, "after the upgrade");
+        assert_eq!(compare(&new, &old), Match::Other, "an older kernel refuses it");
+    }
+    let other = changed(|file| (file.fsid, file.born, file.inode) = (NUMBER, (0, 0), 13));
+    let [old, _] = of(NUMBER, false);
+    assert_eq!(compare(&old, &other), Match::Other);
 }
 
 #[test]
 fn a_subvolume_counts_unless_it_is_zero() {
     let of = |number| changed(move |file| file.subvolume = number);
     let inode = "inode 12 born 1700000000.000000005";
-    let on = "file on 30313233-3435-3637-3839-616263646566";
+    let on = "file on 1111222233334444";
     assert_eq!(known(&of(0)).words(), format!("{on} {inode}"));
     assert_eq!(known(&of(10)).words(), format!("{on} subvolume 000000000000000a {inode}"));
     for (then, now) in [(0, 10), (10, 0), (10, 11)] {
@@ -110,9 +153,9 @@ fn the_generation_stands_for_the_birth() {
 
 #[test]
 fn a_number_of_the_device_is_not_one_of_the_file_system() {
-    let numbered = |fsid| changed(move |file| (file.uuid, file.fsid) = (Uuid::default(), fsid));
+    let numbered = |fsid| changed(move |file| file.fsid = fsid);
     // 7:0 and 7:1, as XFS has it.
-    let (first, second) = (numbered(0x0000_0700_0000_0000), numbered(0x0000_0701_0000_0000));
+    let (first, second) = (numbered(0x0000_0700_0000_0000), numbered(NUMBER));
     assert_eq!(compare(&first, &second), Match::Exact);
     assert!(!known(&first).words().contains(" on "));
     // Neither half of a number may be absent.
@@ -261,6 +304,8 @@ fn a_uuid_that_is_only_a_name_counts_as_a_name() {
     let plain = known(&mapping("CRYPT-PLAIN-vault"));
     assert_eq!(plain.words(), "dm name vault of 1073741824 bytes");
     assert!(plain.doubt().is_some());
+    // The first udm recorded it as a UUID.
+    assert_eq!(plain.compare(|words| words == "dm CRYPT-PLAIN-vault"), Match::Possible);
     let luks = "CRYPT-LUKS2-0123456789abcdef0123456789abcdef-vault";
     assert_eq!(known(&mapping(luks)).words(), format!("dm {luks}"));
 }
