@@ -83,7 +83,7 @@ impl Files {
         if self.is_doubtful {
             let is_known = found.stx_mask & MNT_ID_UNIQUE.bits() != 0;
             let mount = is_known.then(|| mount_number(boot(), found.stx_mnt_id));
-            return Evidence::Mounted { mount, mtime, ctime };
+            return Evidence::Mounted { mount, bytes, mtime, ctime };
         }
         Evidence::File { bytes, mtime, ctime }
     }

@@ -4,6 +4,7 @@
 //! It compares the recorded identity with the present one (`identity`), and the recorded stamp with
 //! the present data (`stamp`).
 
+use super::stamp::Compared;
 use super::{Disk, DiskLimits, Match, Stamp};
 use crate::sync::Arc;
 use crate::units::human_pair;
@@ -60,17 +61,12 @@ impl Same {
     /// Asks the question.
     pub fn of(disk: &Arc<dyn Disk>, recorded: &Recorded) -> Same {
         let is_other = recorded.identity == Match::Other;
-        let difference = recorded.stamp.and_then(|stamp| {
-            let now = Stamp::of(disk, recorded.bytes, false)?;
-            // An earlier udm took the times of every whole file.
-            let is_comparable = recorded.identity != Match::Possible || stamp.is_like(now);
-            is_comparable.then(|| stamp.difference(now, is_other))
-        });
-        match difference {
-            _ if is_other => Same::Another { has_its_data: difference == Some(None) },
-            Some(None) => Same::Yes,
-            Some(Some(why)) => Same::Changed(why),
-            None => Same::CannotTell,
+        let compare = |stamp: Stamp| stamp.compare(disk, recorded.bytes, is_other);
+        match recorded.stamp.map_or(Compared::Unknown, compare) {
+            compared if is_other => Same::Another { has_its_data: compared == Compared::Alike },
+            Compared::Alike => Same::Yes,
+            Compared::Differs(why) => Same::Changed(why),
+            Compared::Unknown => Same::CannotTell,
         }
     }
 

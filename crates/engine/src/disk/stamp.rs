@@ -18,8 +18,13 @@
 //!    areas, the mount, and the times. Some file systems report the time of the mount, so the times
 //!    count only while the mount is the same one; otherwise the areas must suffice. A service with
 //!    mounts of its own has another mount at each start, and Linux before 6.8 does not number them.
-//! 4. A part of a stamp has 19 to 21 bits, so a change is missed once in 500,000 times at most.
-//! 5. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
+//! 4. A disk may offer other evidence than when its stamp was made: another kernel knows more about
+//!    its file, or the file was used as a whole and is now used in part. Then the disk gets a stamp
+//!    of the old kind. The contents can always be compared. If a file is now known by its place
+//!    only, its times may be the mount's: if they differ, it is unknown whether the file was
+//!    changed.
+//! 5. A part of a stamp has 19 to 21 bits, so a change is missed once in 500,000 times at most.
+//! 6. A server that dies leaves no stamp, and the kernel writes none: then changes cannot be
 //!    detected.
 
 use std::time::{Duration, SystemTime};
@@ -74,6 +79,8 @@ pub enum Evidence {
     Mounted {
         /// Another mount has another number. Unknown before Linux 6.8.
         mount: Option<u64>,
+        /// Its length.
+        bytes: u64,
         /// Nanoseconds since 1970.
         mtime: i128,
         /// Nanoseconds since 1970.
@@ -87,17 +94,29 @@ pub enum Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
+/// The result of comparing a stamp with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compared {
+    /// No difference.
+    Alike,
+    /// The disk was changed: the difference in a few words.
+    Differs(&'static str),
+    /// The disk does not have enough evidence.
+    Unknown,
+}
+
 impl Stamp {
     /// The stamp of a disk at rest, whose first `bytes` count if its content does. The disk is
     /// flushed first. `None` if the disk offers no evidence.
     pub fn at_end(disk: &Arc<dyn Disk>, bytes: u64) -> Option<Stamp> {
         let flushed = disk.carry_out(vec![DiskIo::bare(disk, Op::Flush, 0, 0, 0)]);
-        flushed.iter().all(|io| io.result.is_ok()).then(|| Stamp::of(disk, bytes, true))?
+        let is_flushed = flushed.iter().all(|io| io.result.is_ok());
+        is_flushed.then(|| Stamp::of(disk, disk.evidence(true), bytes, true))?
     }
 
-    /// The stamp of a disk's first `bytes`. `is_end`: of a disk at rest.
-    pub(super) fn of(disk: &Arc<dyn Disk>, bytes: u64, is_end: bool) -> Option<Stamp> {
-        match disk.evidence(is_end) {
+    /// The stamp that this evidence gives for a disk's first `bytes`. `is_end`: of a disk at rest.
+    fn of(disk: &Arc<dyn Disk>, evidence: Evidence, bytes: u64, is_end: bool) -> Option<Stamp> {
+        match evidence {
             Evidence::Nothing => None,
             Evidence::File { bytes, mtime, ctime } => {
                 if is_end {
@@ -110,7 +129,7 @@ impl Stamp {
                 ];
                 Some(Stamp::new(IS_THERE, sums))
             }
-            Evidence::Mounted { mount, mtime, ctime } => {
+            Evidence::Mounted { mount, mtime, ctime, .. } => {
                 if is_end {
                     outwait_clock(mtime.max(ctime));
                 }
@@ -146,14 +165,53 @@ impl Stamp {
         (bits & IS_THERE != 0).then_some(Stamp(bits))
     }
 
-    /// Whether both are made of the same kind of evidence.
-    pub(super) fn is_like(self, other: Stamp) -> bool {
-        (self.0 ^ other.0) & (IS_OF_CONTENT | IS_OF_MOUNT) == 0
+    /// Compares it with the first `bytes` of `disk`. `is_moved`: the disk is a copy, whose ctime is
+    /// not comparable.
+    pub(super) fn compare(self, disk: &Arc<dyn Disk>, bytes: u64, is_moved: bool) -> Compared {
+        let evidence = disk.evidence(false);
+        let like = match (self.0 & (IS_OF_CONTENT | IS_OF_MOUNT), evidence) {
+            (_, Evidence::Nothing) => return Compared::Unknown,
+            (IS_OF_CONTENT, _) => Evidence::Content,
+            (IS_OF_MOUNT, Evidence::File { bytes, mtime, ctime }) => {
+                Evidence::Mounted { mount: None, bytes, mtime, ctime }
+            }
+            // Without times, and without a mount in which they would count.
+            (IS_OF_MOUNT, Evidence::Content) => {
+                Evidence::Mounted { mount: None, bytes: 0, mtime: 0, ctime: 0 }
+            }
+            (IS_OF_MOUNT, mounted) => mounted,
+            (_, Evidence::Mounted { bytes, mtime, ctime, .. }) => {
+                Evidence::File { bytes, mtime, ctime }
+            }
+            // It is longer than the used part.
+            (_, Evidence::Content) => {
+                return Compared::Differs("it is of another kind: a device, or a part of a file");
+            }
+            (_, file) => file,
+        };
+        let Some(now) = Stamp::of(disk, like, bytes, false) else { return Compared::Unknown };
+        let are_mounts = matches!(evidence, Evidence::Mounted { .. });
+        match self.difference(now, is_moved) {
+            None => Compared::Alike,
+            Some(_) if are_mounts && self.is_of_times() && self.part(0) == now.part(0) => {
+                Compared::Unknown
+            }
+            Some(why) => Compared::Differs(why),
+        }
     }
 
-    /// The difference between two stamps. `is_moved`: the newer stamp is of a copy, whose ctime is
-    /// not comparable.
-    pub(super) fn difference(self, now: Stamp, is_moved: bool) -> Option<&'static str> {
+    /// Whether it consists of the length and the times of a file.
+    fn is_of_times(self) -> bool {
+        self.0 & (IS_OF_CONTENT | IS_OF_MOUNT) == 0
+    }
+
+    fn part(self, nth: usize) -> u64 {
+        let (at, len) = PARTS[nth];
+        self.0 >> at & ((1 << len) - 1)
+    }
+
+    /// The difference between two stamps of one kind.
+    fn difference(self, now: Stamp, is_moved: bool) -> Option<&'static str> {
         let is_of_content = self.0 & IS_OF_CONTENT != 0;
         let words = match is_of_content {
             false => [
@@ -168,16 +226,10 @@ impl Stamp {
                 "samples of its content have changed",
             ],
         };
-        if !self.is_like(now) {
-            return Some(
-                "it is of another kind: a file, a device or a part, or a file known by its place",
-            );
-        }
-        let part = |stamp: Stamp, (at, len): (u32, u32)| stamp.0 >> at & ((1 << len) - 1);
-        let differs = |place: (u32, u32)| part(self, place) != part(now, place);
+        let differs = [0, 1, 2].map(|nth| self.part(nth) != now.part(nth));
         if self.0 & IS_OF_MOUNT != 0 {
-            let [areas, mount, times] = PARTS.map(differs);
-            let is_known = part(now, PARTS[1]) != u64::from(UNKNOWN_MOUNT);
+            let [areas, mount, times] = differs;
+            let is_known = now.part(1) != u64::from(UNKNOWN_MOUNT);
             return match (areas, mount || is_moved || !is_known, times) {
                 (true, ..) => Some("its content has changed"),
                 (false, false, true) => Some("it was modified: its times differ"),
@@ -185,8 +237,8 @@ impl Stamp {
             };
         }
         let compared = if is_moved && !is_of_content { 2 } else { PARTS.len() };
-        let mut pairs = PARTS.iter().zip(words).take(compared);
-        pairs.find(|(at, _)| differs(**at)).map(|(_, words)| words)
+        let mut pairs = differs.into_iter().zip(words).take(compared);
+        pairs.find(|(differs, _)| *differs).map(|(_, words)| words)
     }
 }
 

@@ -2,7 +2,8 @@
 //! refused.
 
 use super::*;
-use crate::disk::{FileDisk, FileOptions, Match, RamDisk, Recorded, Same};
+use crate::disk::{DiskLimits, FileDisk, FileOptions, Match, RamDisk, Recorded, Ring, Same};
+use crate::sync::{Mutex, lock};
 
 const BYTES: u64 = 256 * MIB;
 
@@ -104,9 +105,86 @@ fn times_within_a_mount_count_while_the_mount_is_the_same() {
         let why = noted.difference(stamp(7, mount, times), false);
         assert_eq!(why, Some("its content has changed"));
     }
-    for kind in [IS_THERE, IS_THERE | IS_OF_CONTENT] {
-        assert!(!noted.is_like(Stamp::new(kind, [1, 2, 3])));
-        assert!(noted.difference(Stamp::new(kind, [1, 2, 3]), false).is_some());
+}
+
+/// A disk in memory that offers this evidence.
+#[derive(Debug)]
+struct Offering(RamDisk, Mutex<Evidence>);
+
+impl Disk for Offering {
+    fn limits(&self) -> &DiskLimits {
+        self.0.limits()
+    }
+
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        self.0.start(io, ring);
+    }
+
+    fn evidence(&self, _is_end: bool) -> Evidence {
+        *lock(&self.1)
+    }
+}
+
+const LENGTH: u64 = 8 * MIB;
+const FILE: Evidence = Evidence::File { bytes: LENGTH, mtime: 5, ctime: 6 };
+const MOUNTED: Evidence = Evidence::Mounted { mount: Some(3), bytes: LENGTH, mtime: 5, ctime: 6 };
+const LATER: Evidence = Evidence::Mounted { mount: Some(4), bytes: LENGTH, mtime: 7, ctime: 8 };
+const LONGER: Evidence = Evidence::Mounted { mount: Some(3), bytes: 9 * MIB, mtime: 5, ctime: 6 };
+
+/// The answer about a disk that offered `then`, and now offers `now`.
+fn answer(then: Evidence, now: Evidence, identity: Match, is_written: bool) -> Same {
+    let offering = Arc::new(Offering(RamDisk::new(LENGTH, 512), Mutex::new(then)));
+    let disk: Arc<dyn Disk> = offering.clone();
+    let noted = Stamp::at_end(&disk, LENGTH);
+    assert_eq!(noted.is_some(), then != Evidence::Nothing);
+    *lock(&offering.1) = now;
+    if is_written {
+        offering.0.poke(0, &[1]);
+    }
+    ask(&disk, noted, LENGTH, identity)
+}
+
+#[test]
+fn evidence_of_another_kind_counts_where_both_have_the_same() {
+    for identity in [Match::Exact, Match::Possible] {
+        // The content is always known.
+        let pairs = [
+            (Evidence::Content, FILE),
+            (Evidence::Content, MOUNTED),
+            (MOUNTED, FILE),
+            (MOUNTED, Evidence::Content),
+            (MOUNTED, LATER),
+        ];
+        for (then, now) in pairs {
+            assert_eq!(answer(then, now, identity, false), Same::Yes, "{then:?}, {now:?}");
+            let changed = answer(then, now, identity, true);
+            assert!(matches!(changed, Same::Changed(_)), "{then:?}, {now:?}: {changed:?}");
+        }
+        // So are the length and the times, but a mount may have times of its own.
+        assert_eq!(answer(FILE, MOUNTED, identity, false), Same::Yes);
+        assert_eq!(answer(FILE, LATER, identity, false), Same::CannotTell);
+        let longer = answer(FILE, LONGER, identity, false);
+        assert!(matches!(longer, Same::Changed(why) if why.contains("length")), "{longer:?}");
+        let part = answer(FILE, Evidence::Content, identity, false);
+        assert!(matches!(part, Same::Changed(why) if why.contains("part")), "{part:?}");
+        for then in [FILE, MOUNTED, Evidence::Content, Evidence::Nothing] {
+            assert_eq!(answer(then, Evidence::Nothing, identity, false), Same::CannotTell);
+            assert_eq!(answer(Evidence::Nothing, then, identity, false), Same::CannotTell);
+        }
+    }
+}
+
+#[test]
+fn another_disk_has_the_data_only_if_that_is_known() {
+    let has_its_data = |then, now, is_written| {
+        answer(then, now, Match::Other, is_written) == Same::Another { has_its_data: true }
+    };
+    assert!(has_its_data(Evidence::Content, FILE, false));
+    assert!(!has_its_data(Evidence::Content, FILE, true));
+    assert!(has_its_data(MOUNTED, Evidence::Content, false));
+    assert!(has_its_data(FILE, MOUNTED, false));
+    for now in [LATER, LONGER, Evidence::Content, Evidence::Nothing] {
+        assert!(!has_its_data(FILE, now, false), "{now:?}");
     }
 }
 
