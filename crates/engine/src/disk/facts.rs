@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
 
 use super::ioctls::{self, Inode, Uuid};
 use crate::units::SECTOR;
@@ -123,10 +123,14 @@ pub(super) const ATTRIBUTES: [&str; 11] = [
 /// The number of a mount, which no other mount of this boot gets. Since Linux 6.8.
 pub(super) const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The kernel's information about an open file.
+/// AT_STATX_FORCE_SYNC: not from a cache of the kernel. A server of files, or a FUSE program, may
+/// know of a change before the kernel does.
+const FRESH: AtFlags = AtFlags::from_bits_retain(0x2000);
+
+/// The present information about an open file.
 pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN | MNT_ID_UNIQUE;
-    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH | FRESH, wanted)
 }
 
 /// The facts about an open file or block device.

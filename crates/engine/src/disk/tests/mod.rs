@@ -3,6 +3,7 @@
 mod conformance;
 mod disks;
 mod flushing;
+mod fuse;
 mod hollow;
 mod lazy;
 mod paced;
