@@ -16,6 +16,23 @@ const FUSE: u64 = 0x6573_5546;
 const FAT: u64 = 0x4D44;
 const EXFAT: u64 = 0x2011_BAB0;
 const XFS: u64 = 0x5846_5342;
+const BCACHEFS: u64 = 0xCA45_1A4E;
+
+/// File systems of servers: NFS, 9p, SMB (three), Ceph, AFS (two), Coda, Lustre, VirtualBox. A
+/// server may export a clone or a snapshot, whose files have the same inodes and times of birth.
+const REMOTE: [u64; 11] = [
+    0x6969,
+    0x0102_1997,
+    0x517B,
+    0xFF53_4D42,
+    0xFE53_4D42,
+    0x00C3_6400,
+    0x5346_414F,
+    0x6B41_4653,
+    0x7375_7245,
+    0x0BD0_0BD0,
+    0x786F_4256,
+];
 
 /// The longest chain of loop devices on loop devices that is followed.
 const LOOPS_MAX: u32 = 8;
@@ -29,12 +46,15 @@ pub(super) struct FileFacts {
     pub late_uuid: Uuid,
     /// `f_fsid`, which may be made of the UUID or of the device's number.
     pub fsid: u64,
-    /// Which of the file system's subvolumes, each of which numbers its inodes.
+    /// Which of the file system's subvolumes, each of which numbers its inodes, unless `f_fsid` has
+    /// it.
     pub subvolume: u64,
     /// The number of its inode.
     pub inode: u64,
     /// Whether another mount has the same numbers of inodes.
     pub inodes_last: bool,
+    /// Whether a file in a clone or snapshot of its file system may have all of the same numbers.
+    pub has_twins: bool,
     /// Seconds and nanoseconds.
     pub born: (i64, u32),
     /// The generation of its inode.
@@ -81,11 +101,13 @@ pub(super) enum Facts {
 }
 
 impl Facts {
-    /// The facts that a kernel before Linux 6.9 has.
+    /// The facts that a kernel before Linux 6.9 has. Subvolumes were added in Linux 6.10.
     pub fn on_older_kernel(&self) -> Facts {
         match self {
             Facts::File(file) => {
-                Facts::File(FileFacts { late_uuid: Uuid::default(), ..file.clone() })
+                let late_uuid = Uuid::default();
+                let has_twins = file.has_twins || file.subvolume != 0;
+                Facts::File(FileFacts { late_uuid, subvolume: 0, has_twins, ..file.clone() })
             }
             Facts::Disk(disk) => Facts::Disk(disk.on_older_kernel()),
             Facts::Partition(disk, nth, start, len) => {
@@ -123,13 +145,17 @@ pub(super) const ATTRIBUTES: [&str; 11] = [
 /// The number of a mount, which no other mount of this boot gets. Since Linux 6.8.
 pub(super) const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
+/// STATX_SUBVOL: since Linux 6.10.
+const SUBVOLUME: StatxFlags = StatxFlags::from_bits_retain(0x8000);
+
 /// AT_STATX_FORCE_SYNC: not from a cache of the kernel. A server of files, or a FUSE program, may
 /// know of a change before the kernel does.
 const FRESH: AtFlags = AtFlags::from_bits_retain(0x2000);
 
 /// The present information about an open file.
 pub(super) fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN | MNT_ID_UNIQUE;
+    let wanted =
+        StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN | MNT_ID_UNIQUE | SUBVOLUME;
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH | FRESH, wanted)
 }
 
@@ -159,6 +185,7 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
     let kind = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF);
     let fsid = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
     let uuid = if kind == XFS { ioctls::xfs_uuid(file) } else { None };
+    let subvolume = subvolume_of(kind, stat.stx_mask, stat.stx_subvol);
     let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
         0 => (0, 0),
         _ => (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
@@ -170,9 +197,10 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
         uuid: uuid.unwrap_or_default(),
         late_uuid: ioctls::fs_uuid(file).unwrap_or_default(),
         fsid,
-        subvolume: 0,
+        subvolume,
         inode: stat.stx_ino,
         inodes_last: inodes_last(kind),
+        has_twins: has_twins(kind, subvolume),
         born,
         generation: generation.unwrap_or_default(),
         mount: mount_of(file).unwrap_or_default(),
@@ -183,6 +211,16 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
 /// Whether another mount of a file system of this kind has the same numbers of inodes.
 fn inodes_last(kind: u64) -> bool {
     ![FUSE, FAT, EXFAT].contains(&kind)
+}
+
+/// Which subvolume a file is in, where that tells files apart. `f_fsid` of btrfs has it already.
+fn subvolume_of(kind: u64, mask: u32, subvolume: u64) -> u64 {
+    if kind == BCACHEFS && mask & SUBVOLUME.bits() != 0 { subvolume } else { 0 }
+}
+
+/// See [`FileFacts::has_twins`].
+fn has_twins(kind: u64, subvolume: u64) -> bool {
+    REMOTE.contains(&kind) || kind == BCACHEFS && subvolume == 0
 }
 
 /// The type and the source of the mount that an open file is on.

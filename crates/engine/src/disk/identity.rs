@@ -159,10 +159,15 @@ fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
     // Two files of one inode and one moment of birth, to the nanosecond, are copies of a whole file
     // system, and these have the same UUID.
     let is_known = has_inode && (is_born(file) || on.is_some() && !age.is_empty());
-    if is_known {
-        return (format!("file{}{inode}{age}", on.unwrap_or_default()), None);
-    }
     let FileFacts { mount, path, .. } = file;
+    if is_known {
+        let doubt = format!(
+            "udm knows this file ({path} on {mount}) only by its inode number and its age: a file \
+             in a clone or snapshot of the same file system would count as the same file"
+        );
+        let doubt = file.has_twins.then_some(doubt);
+        return (format!("file{}{inode}{age}", on.unwrap_or_default()), doubt);
+    }
     let on = on.unwrap_or_else(|| format!(" on {mount}"));
     let doubt = format!(
         "udm knows this file only by its place ({path} on {mount}), because its file system \
@@ -246,7 +251,8 @@ fn former_of(facts: &Facts, size_bytes: u64) -> Former {
                 false => String::new(),
             };
             let words = format!("file on {:016x} inode {}{age}", file.fsid, file.inode);
-            return Former { words, is_exact: is_born(file) && file.inodes_last };
+            let is_exact = is_born(file) && file.inodes_last && !file.has_twins;
+            return Former { words, is_exact: is_exact && file.subvolume == 0 };
         }
         Facts::Disk(disk) => (disk, None),
         Facts::Partition(disk, nth, ..) => (disk, Some(nth)),

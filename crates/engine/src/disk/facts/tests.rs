@@ -20,6 +20,25 @@ fn some_file_systems_draw_their_inodes_at_each_mount() {
 }
 
 #[test]
+fn servers_and_snapshots_may_have_twins_of_a_file() {
+    for kind in REMOTE {
+        assert!(has_twins(kind, 0) && has_twins(kind, 1), "{kind:#x}");
+    }
+    // NFS, 9p, SMB, as statfs(2) has them.
+    for kind in [0x6969, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42] {
+        assert!(REMOTE.contains(&kind), "{kind:#x}");
+    }
+    for kind in [EXT4, XFS, BTRFS, FUSE] {
+        assert!(!has_twins(kind, 0), "{kind:#x}");
+    }
+    assert!(has_twins(BCACHEFS, 0) && !has_twins(BCACHEFS, 1));
+    let reported = SUBVOLUME.bits();
+    assert_eq!(subvolume_of(BCACHEFS, reported, 7), 7);
+    assert_eq!(subvolume_of(BCACHEFS, !reported, 7), 0, "the kernel did not report it");
+    assert_eq!(subvolume_of(BTRFS, reported, 7), 0, "f_fsid has it");
+}
+
+#[test]
 fn a_mount_is_found_by_its_number() {
     let mounts = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
                   2 22 0:5 / /a rw - fuse.sshfs host:/srv rw\n\

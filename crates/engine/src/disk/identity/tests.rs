@@ -17,6 +17,7 @@ fn file() -> FileFacts {
         subvolume: 0,
         inode: 12,
         inodes_last: true,
+        has_twins: false,
         born: (1_700_000_000, 5),
         generation: 7,
         mount: "ext4 /dev/sda1".into(),
@@ -63,12 +64,11 @@ fn changed(change: impl Fn(&mut FileFacts)) -> Facts {
 fn each_fact_tells_one_file_from_another() {
     let first = changed(|_| {});
     assert_eq!(compare(&first, &first), Match::Exact);
-    let others: [fn(&mut FileFacts); 5] = [
+    let others: [fn(&mut FileFacts); 4] = [
         |file| file.fsid += 1,
         |file| file.inode += 1,
         |file| file.born.0 += 1,
         |file| file.born.1 += 1,
-        |file| file.subvolume = 9,
     ];
     for other in others {
         assert_eq!(compare(&first, &changed(other)), Match::Other);
@@ -135,10 +135,40 @@ fn a_subvolume_counts_unless_it_is_zero() {
     let on = "file on 1111222233334444";
     assert_eq!(known(&of(0)).words(), format!("{on} {inode}"));
     assert_eq!(known(&of(10)).words(), format!("{on} subvolume 000000000000000a {inode}"));
-    for (then, now) in [(0, 10), (10, 0), (10, 11)] {
+    for (then, now) in [(10, 0), (10, 11)] {
         assert_eq!(compare(&of(then), &of(now)), Match::Other, "{then}, {now}");
     }
+    assert_eq!(compare(&of(0), &of(10)), Match::Possible, "an older kernel did not report it");
     assert_eq!(compare(&of(10), &of(10)), Match::Exact);
+}
+
+/// Clones on one server, and snapshots, have the same inodes, births and generations.
+#[test]
+fn a_file_that_may_have_twins_is_never_certain() {
+    let nfs = |inode| {
+        changed(move |file| {
+            (file.fsid, file.late_uuid, file.has_twins) = (0, Uuid::default(), true);
+            file.inode = inode;
+        })
+    };
+    assert_eq!(known(&nfs(12)).words(), "file inode 12 born 1700000000.000000005");
+    assert!(known(&nfs(12)).doubt().is_some_and(|doubt| doubt.contains("clone")));
+    assert_eq!(compare(&nfs(12), &nfs(12)), Match::Possible);
+    assert_eq!(compare_former(&nfs(12), &nfs(12)), Match::Possible);
+    assert_eq!(compare(&nfs(12), &nfs(13)), Match::Other);
+    let image = loop_on(Some(nfs(12)), 0, 32 << 20);
+    assert_eq!(compare(&image, &image), Match::Possible, "a loop device on it");
+}
+
+/// bcachefs reports the subvolume since Linux 6.10.
+#[test]
+fn a_snapshot_is_another_subvolume() {
+    let of = |number| changed(move |file| (file.subvolume, file.has_twins) = (number, number == 0));
+    assert_eq!(compare(&of(1), &of(1)), Match::Exact);
+    assert_eq!(compare(&of(1), &of(2)), Match::Other, "a snapshot");
+    assert_eq!(compare(&of(0), &of(0)), Match::Possible, "an older kernel");
+    assert_eq!(compare(&of(0), &of(2)), Match::Possible, "after an upgrade of the kernel");
+    assert_eq!(compare(&of(1), &of(0)), Match::Other, "an older kernel refuses it");
 }
 
 #[test]
