@@ -304,13 +304,43 @@ fn is_of_uuid(fsid: u64) -> bool {
 
 /// Whether a serial number tells one device from others.
 fn is_telling(text: &str) -> bool {
-    let lower = text.to_ascii_lowercase();
-    let prefixes = ["naa.", "eui.", "uuid.", "0x"];
-    let number = prefixes.iter().find_map(|prefix| lower.strip_prefix(prefix)).unwrap_or(&lower);
+    let number = number_in(&text.to_ascii_lowercase()).to_ascii_lowercase();
     let plain: String = number.chars().filter(|c| c.is_alphanumeric()).collect();
     let first = plain.chars().next();
     let is_one_repeated = plain.chars().all(|c| Some(c) == first);
-    !is_one_repeated && !SERIALS_OF_MANY.contains(&plain.as_str())
+    // The name of a maker, and zeroes.
+    let front = plain.trim_end_matches('0');
+    let zeroes = plain.len() - front.len();
+    let has_digits = front.contains(|c: char| c.is_ascii_digit());
+    let ends_in_zeroes = zeroes >= 8 || zeroes >= 4 && !has_digits;
+    // QEMU numbers the disks without a serial number.
+    let of_qemu = plain.strip_prefix("qm").filter(|digits| digits.len() == 5);
+    let is_position = of_qemu.is_some_and(|digits| digits.chars().all(|c| c.is_ascii_digit()));
+    !(is_one_repeated || ends_in_zeroes || is_position || SERIALS_OF_MANY.contains(&plain.as_str()))
+}
+
+/// The number in a `wwid`, without the parts that are alike for all devices of one maker or model.
+fn number_in(text: &str) -> String {
+    if let Some(number) =
+        ["naa.", "eui.", "uuid.", "0x"].iter().find_map(|prefix| text.strip_prefix(prefix))
+    {
+        return number.into();
+    }
+    // The maker's number, then in hexadecimal the serial number and the model.
+    if let Some(rest) = text.strip_prefix("nvme.") {
+        let hex = rest.split('-').nth(1).unwrap_or_default();
+        let byte = |at: usize| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
+        return (0..hex.len()).step_by(2).filter_map(byte).map(char::from).collect();
+    }
+    let Some(rest) = text.strip_prefix("t10.") else { return text.into() };
+    // Eight characters for the maker; the model of an ATA disk has 40 more. The server of iSCSI
+    // that calls itself IET counts targets and disks.
+    let len = match rest.get(..4) {
+        Some("ata ") => 48,
+        Some("iet ") => rest.len(),
+        _ => 8,
+    };
+    rest.get(len..).unwrap_or_default().into()
 }
 
 /// Whether a UUID of the device mapper was drawn. For formats that store no UUID, cryptsetup makes

@@ -310,6 +310,50 @@ fn a_serial_number_of_many_counts_for_nothing() {
 }
 
 #[test]
+fn a_number_after_the_names_of_maker_and_model_counts() {
+    let ata = |serial| format!("t10.ATA     {:<40}{serial}", "QEMU HARDDISK 00");
+    let nvme = |serial: &str| {
+        let hex: String = serial.bytes().map(|byte| format!("{byte:02x}")).collect();
+        format!("nvme.1b36-{hex}-51454d55204e564d65-00000001")
+    };
+    let telling = [
+        ata("WD-WCC7K0123456"),
+        ata("QM0000A"),
+        ata("QM000001"),
+        ata("S3Z9000"),
+        nvme("S3Z9NB0K"),
+        "t10.LIO-ORG 6d2f0b1a".into(),
+        "naa.5000c50012345678".into(),
+        "eui.0025385b71b00000".into(),
+        "QMX".into(),
+    ];
+    for text in telling {
+        assert!(is_telling(&text), "{text}");
+    }
+    let of_many = [
+        ata(""),
+        ata("00000000000000000000"),
+        ata("QM00001"),
+        ata("QM00013"),
+        ata("SSD0000"),
+        ata("0123456789ABCDEF"),
+        nvme(""),
+        nvme("00000000"),
+        nvme("None"),
+        "QM00001".into(),
+        "t10.LIO-ORG 00000000".into(),
+        "t10.IET     00010001".into(),
+        "naa.5000c50000000000".into(),
+        "eui.0025385000000000".into(),
+    ];
+    for text in of_many {
+        assert!(!is_telling(&text), "{text}");
+        let identity = known(&Facts::Disk(disk(&[("device/wwid", text.as_str())])));
+        assert!(identity.doubt().is_some_and(|doubt| doubt.contains("sda")), "{text}");
+    }
+}
+
+#[test]
 fn the_uuid_of_an_array_comes_first_and_the_array_may_grow() {
     let names =
         [("dm/uuid", "dm LVM-x1"), ("md/uuid", "md LVM-x1"), ("device/uuid", "region LVM-x1")];
