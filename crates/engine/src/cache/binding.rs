@@ -88,29 +88,39 @@ pub(super) fn is_markable(uuid: &[u8; 16]) -> bool {
     *uuid == [0; 16] || sums_of(uuid).is_some()
 }
 
-/// Compares the cache device and the origin with the mark, if there is a mark.
+/// Compares the cache device and the origin with the mark, if there is a mark. An origin that is
+/// smaller than at the orderly end of its cache is another one; the mark does not record the size.
 pub(super) fn compare(devices: &Devices, superblock: &Superblock) -> [Match; 2] {
-    let Some(sums) = sums_of(&superblock.fields.uuid) else { return [Match::Possible; 2] };
     let of = |disk: &dyn Disk, recorded| {
         disk.limits().identity.compare(|words| sum_of(words) == recorded)
     };
-    [of(&*devices.cache, sums[0]), of(&*devices.origin, sums[1])]
+    let [cache, origin] = match sums_of(&superblock.fields.uuid) {
+        Some([cache, origin]) => [of(&*devices.cache, cache), of(&*devices.origin, origin)],
+        None => [Match::Possible; 2],
+    };
+    let known_bytes = superblock.note.map_or(0, |note| note.bytes);
+    let is_smaller = devices.origin.limits().size_bytes < known_bytes;
+    [cache, if is_smaller { Match::Other } else { origin }]
 }
 
 /// An error if the metadata belongs to other devices. `remedy`: the option that accepts it
 /// nevertheless.
 pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result<()> {
     let [cache, origin] = compare(devices, superblock);
-    let disks = [(&devices.cache, "cache device", cache), (&devices.origin, "origin", origin)];
+    let known_bytes = superblock.note.map(|note| note.bytes);
+    let disks = [
+        (&devices.cache, "cache device", cache, None),
+        (&devices.origin, "origin", origin, known_bytes),
+    ];
     let mut refusals: Vec<String> = Vec::new();
-    for (disk, role, identity) in disks {
+    for (disk, role, identity, known_bytes) in disks {
         let recorded = Recorded { identity, stamp: None, bytes: 0 };
         let refused = Refused {
             cache: &devices.metadata.limits().name,
             disk: disk.limits(),
             role,
             known: "",
-            known_bytes: None,
+            known_bytes,
             dirty: "",
             remedy,
         };
@@ -125,8 +135,8 @@ pub fn check(devices: &Devices, superblock: &Superblock, remedy: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::origin::note_of;
     use crate::disk::RamDisk;
-    use crate::sync::Arc;
 
     #[test]
     fn a_mark_is_text_and_names_both_devices() {
@@ -140,5 +150,26 @@ mod tests {
         for wrong in [*b"udm2::::::::::: ", *b"udm2//////////\n\0", *b"udm2///////////\0"] {
             assert_eq!(sums_of(&wrong), None);
         }
+    }
+
+    #[test]
+    fn an_origin_that_became_smaller_is_another_one() {
+        let disk = |bytes| -> Arc<dyn Disk> { Arc::new(RamDisk::new(bytes, 512).with_evidence()) };
+        let with = |bytes| Devices { metadata: disk(512), cache: disk(512), origin: disk(bytes) };
+        let mut superblock = Superblock::fresh(2, 64);
+        superblock.fields.uuid = mark_of(&with(8192));
+        superblock.note = note_of(&with(8192).origin);
+        for (bytes, origin) in
+            [(8192, Match::Exact), (16384, Match::Exact), (8192 - 512, Match::Other)]
+        {
+            assert_eq!(compare(&with(bytes), &superblock), [Match::Exact, origin], "{bytes}");
+            let checked = check(&with(bytes), &superblock, "say so");
+            assert_eq!(checked.is_err(), origin == Match::Other, "{checked:?}");
+        }
+        superblock.fields.uuid = [0; 16];
+        assert_eq!(compare(&with(512), &superblock), [Match::Possible, Match::Other]);
+        // The server was killed.
+        superblock.note = None;
+        assert_eq!(compare(&with(512), &superblock), [Match::Possible; 2]);
     }
 }

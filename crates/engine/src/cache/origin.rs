@@ -45,7 +45,7 @@ pub(super) fn check(
         disk: devices.origin.limits(),
         role: "origin",
         known: "",
-        known_bytes: None,
+        known_bytes: superblock.note.map(|note| note.bytes),
         dirty: &dirty,
         remedy,
     };
