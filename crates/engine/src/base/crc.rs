@@ -1,4 +1,4 @@
-//! CRC-32C in the kernel's convention. No other module computes a checksum.
+//! CRC-32C in the kernel's convention, and a CRC of 64 bits. No other module computes a checksum.
 //!
 //! The kernel's `crc32c(seed, data)` starts its register at `seed` and inverts neither at the
 //! start nor at the end; dm-pcache seeds with 0x3B15A.
@@ -21,9 +21,20 @@ pub fn pcache_crc(data: &[u8]) -> u32 {
     crc32c_raw(PCACHE_SEED, data)
 }
 
+/// CRC-64/XZ.
+pub fn crc64(data: &[u8]) -> u64 {
+    crc_fast::checksum(CrcAlgorithm::Crc64Xz, data)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longer_one_agrees_with_its_catalogue() {
+        assert_eq!(crc64(b"123456789"), 0x995D_C9BB_DF19_39FA);
+        assert_eq!(crc64(b""), 0);
+    }
 
     #[test]
     fn agrees_with_the_specification_and_a_second_library() {

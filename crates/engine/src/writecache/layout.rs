@@ -21,7 +21,7 @@ use std::fmt;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::base::crc::pcache_crc;
+use crate::base::crc::{crc64, pcache_crc};
 use crate::disk::{Identity, Match, Stamp};
 use crate::error::{Error, Kind};
 use crate::mutants::{self, Mutant};
@@ -90,7 +90,7 @@ pub struct Label {
     /// of eight bytes, which no crash can tear.
     check: U32,
     magic: U32,
-    /// A hash of the origin's identity.
+    /// A CRC of the origin's identity: enough to tell devices apart, but not against forgery.
     pub origin: U64,
     origin_sectors: U64,
     /// Drawn at each attach.
@@ -161,7 +161,7 @@ impl Label {
         let mut label = Label {
             check: U32::ZERO,
             magic: U32::new(LABEL_MAGIC),
-            origin: U64::new(identity_hash(origin_identity)),
+            origin: U64::new(crc64(origin_identity.as_bytes())),
             origin_sectors: U64::new(origin_bytes / SECTOR),
             attach: U64::new(attach_id & Label::ATTACH_MAX),
         };
@@ -276,7 +276,7 @@ impl Label {
         if self.origin_sectors() > origin_bytes / SECTOR {
             return Match::Other;
         }
-        origin.compare(|words| self.origin.get() == identity_hash(words))
+        origin.compare(|words| self.origin.get() == crc64(words.as_bytes()))
     }
 }
 
@@ -288,13 +288,6 @@ fn seq_sum(seq: u64) -> u64 {
 /// The lowest bits.
 fn few(word: u64, bits: u32) -> u64 {
     word & ((1 << bits) - 1)
-}
-
-/// Two CRCs from different starts: enough to tell devices apart, but not against forgery.
-fn identity_hash(identity: &str) -> u64 {
-    let low = pcache_crc(identity.as_bytes());
-    let high = pcache_crc(format!("{identity}.").as_bytes());
-    u64::from(high) << 32 | u64::from(low)
 }
 
 impl Entry {

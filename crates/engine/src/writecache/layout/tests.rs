@@ -1,5 +1,7 @@
 //! Tests of layouts: the specification's numbers, and labels that no crash makes invalid.
 
+use std::collections::HashMap;
+
 use super::*;
 use crate::prng::Prng;
 
@@ -93,6 +95,23 @@ fn entries_say_what_the_specification_says() {
 
 fn is_bound(label: Label, identity: &str, bytes: u64) -> bool {
     label.compare(&identity.into(), bytes) == Match::Exact
+}
+
+/// Two halves that are alike together would be worth only one.
+#[test]
+fn a_label_knows_its_origin_by_64_bits() {
+    let mut prng = Prng::new(3);
+    let mut halves = HashMap::new();
+    let mut alike = 0;
+    for _ in 0..1 << 18 {
+        let identity = format!("file {:016x}", prng.next_u64());
+        let hash = Label::new(&identity, 1 << 20, 5).origin.get();
+        if let Some(other) = halves.insert(hash as u32, hash) {
+            assert_ne!(hash, other, "{identity}");
+            alike += 1;
+        }
+    }
+    assert!(alike > 0);
 }
 
 #[test]
