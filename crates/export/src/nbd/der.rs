@@ -279,9 +279,10 @@ mod tests {
 
     #[test]
     fn a_truncated_key_does_not_have_its_form() {
+        type Form = fn(Vec<u8>) -> PrivateKeyDer<'static>;
         let number = [0xA5; 32];
         let rsa = put(SEQUENCE, &put(INTEGER, &[1]).repeat(9));
-        let keys: [(Vec<u8>, fn(Vec<u8>) -> PrivateKeyDer<'static>); 3] = [
+        let keys: [(Vec<u8>, Form); 3] = [
             (sec1(&number, P_256, &[0; 66]), |bytes| PrivateKeyDer::Sec1(bytes.into())),
             (pkcs8(&number, P_256, &[0; 66]), |bytes| PrivateKeyDer::Pkcs8(bytes.into())),
             (rsa, |bytes| PrivateKeyDer::Pkcs1(bytes.into())),
