@@ -276,12 +276,12 @@ fn metadata_knows_whose_it_is() {
         assert!(outcome.code == 1 && is_said, "{outcome:?}");
     };
     let before = std::fs::read(&meta).unwrap();
-    refused(&table("cache", "origin2", ""), "belongs to another origin than");
+    refused(&table("cache", "origin2", ""), "belongs to another origin (");
     refused(&table("cache2", "origin", ""), "belongs to another cache device than");
     refused(&table("cache2", "origin2", ""), "origin2");
     let origin2 = udm.path("origin2");
     let words = ["recover", text(&meta), text(&cache), text(&origin2)];
-    assert!(udm.refused(&words).contains("another origin than"));
+    assert!(udm.refused(&words).contains("another origin ("));
     assert_eq!(std::fs::read(&meta).unwrap(), before, "the metadata was not written");
     udm.ok(&[&words[..], &["--dry-run", "--rebind"]].concat());
     // It was moved: from then on it belongs there.
