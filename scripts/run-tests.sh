@@ -4,7 +4,8 @@
 # The examples in the documentation are one more program, which cargo builds while others run.
 # The output of a program is shown when the program ends. All programs run, even if one fails. A
 # program that hangs is ended after its limit, with the stacks of its threads in its output.
-# A table at the end has the time and the limit of each program.
+# A table at the end has the time and the limit of each program; a list has what was skipped, and
+# why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export cargo=${CARGO:-cargo}
@@ -43,7 +44,7 @@ jq -r 'select(.profile.test? and .executable) | "\(.manifest_path | rtrimstr("/C
 [ -s "$logs/programs" ]
 
 run() {
-  local folder=${1%%$'\t'*} program=${1##*$'\t'} name limit log status=0 outcome=ok
+  local folder=${1%%$'\t'*} program=${1##*$'\t'} name limit log status=0 outcome=ok words=()
   name=${program##*/}
   name=${name%-*}
   limit=$(($(limit_of "$name") * LIMIT_FACTOR))
@@ -52,8 +53,13 @@ run() {
   if [ "$program" = examples ]; then
     scripts/limited.sh "$limit" "$cargo" test --workspace --locked --doc > "$log" 2>&1 < /dev/null || status=$?
   else
+    # Tests that pass show their output, too, because it may say what they skipped.
+    case $name in
+      simulate | torture) ;;
+      *) words=(--show-output) ;;
+    esac
     CARGO_MANIFEST_DIR=$folder scripts/limited.sh "$limit" env --chdir="$folder" "$program" \
-      > "$log" 2>&1 < /dev/null || status=$?
+      "${words[@]}" > "$log" 2>&1 < /dev/null || status=$?
   fi
   case $status in
     0) ;;
@@ -62,8 +68,12 @@ run() {
   esac
   printf '%s\t%s\t%s\t%s\n' "  $name" "$SECONDS" "$limit" "$outcome" >> "$logs/table"
   [ $status -eq 0 ] || echo "${program##*/} (status $status)" >> "$logs/failed"
-  # One write, so that the lines of two programs do not mix.
-  { echo "== ${program##*/}: $SECONDS s"; cat "$log"; } > "$log.shown"
+  grep -a '^SKIPPED' "$log" | sort -u | sed "s/^/  $name: /" >> "$logs/skipped" || true
+  # One write, so that the lines of two programs do not mix. Of tests that pass, only their names.
+  {
+    echo "== ${program##*/}: $SECONDS s"
+    awk '/^successes:$/ { off = 1 } /^(failures:|test result: .*)$/ { off = 0 } !off' "$log"
+  } > "$log.shown"
   cat "$log.shown"
 }
 export -f run
@@ -71,6 +81,10 @@ export -f run
 # The longest first, so that it is not alone in the end.
 { grep /commands- "$logs/programs"; echo examples; grep -v /commands- "$logs/programs"; } |
   xargs -P 3 -n 1 -d '\n' bash -c 'run "$0"'
+if [ -s "$logs/skipped" ]; then
+  echo "SKIPPED on this machine:"
+  cat "$logs/skipped"
+fi
 if [ -n "${UDM_STEPS:-}" ]; then
   cat "$logs/table" >> "$UDM_STEPS"
 else
