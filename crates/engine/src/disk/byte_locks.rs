@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
+use super::facts::{NFS, SMB, kind_of};
 use super::mode::OpenMode;
 
 /// The byte of the first permission that an owner uses.
@@ -25,10 +26,6 @@ const READ: i64 = 0;
 const WRITE: i64 = 1;
 const WRITE_THE_SAME: i64 = 2;
 const RESIZE: i64 = 3;
-
-/// File systems whose servers know one kind of lock only: this one would conflict with `flock` on
-/// the same descriptor.
-const WITHOUT: [u64; 3] = [0x6969, 0xFF53_4D42, 0xFE53_4D42];
 
 /// The permissions that the owner of a descriptor uses, and those that it forbids.
 fn rules(mode: OpenMode) -> (&'static [i64], &'static [i64]) {
@@ -43,8 +40,9 @@ fn rules(mode: OpenMode) -> (&'static [i64], &'static [i64]) {
 /// are in the way.
 pub(super) fn take(file: impl AsFd, mode: OpenMode) -> bool {
     let file = file.as_fd();
-    let known = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type.cast_unsigned());
-    if WITHOUT.contains(&(known & 0xFFFF_FFFF)) {
+    let kind = kind_of(file);
+    // Their servers know one kind of lock: this one would conflict with `flock` on the same file.
+    if kind == NFS || SMB.contains(&kind) {
         return true;
     }
     let (uses, forbids) = rules(mode);

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::mode::OpenMode;
-use super::{byte_locks, holders};
+use super::{byte_locks, holders, loops};
 
 /// The reason for a refused claim.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) fn claim(file: impl AsFd, mode: OpenMode) -> Result<(), Unclaimed> {
     let stat = rustix::fs::fstat(file).map_err(Unclaimed::Failed)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
         // Against others, O_EXCL is enough; and udev locks block devices now and then.
-        return match holders::user_below(file, |file| user(file.as_fd(), mode)) {
+        return match loops::user_below(file, |file| user(file.as_fd(), mode)) {
             Some(who) => Err(Unclaimed::InUse(Some(who))),
             None => lock_bytes(file, mode),
         };
@@ -38,7 +38,7 @@ pub(crate) fn claim(file: impl AsFd, mode: OpenMode) -> Result<(), Unclaimed> {
         let who = "the kernel, which swaps to it (`swapoff` ends that)";
         return Err(Unclaimed::InUse(Some(who.into())));
     }
-    if let Some(device) = holders::loop_on(file, mode == OpenMode::Shared) {
+    if let Some(device) = loops::device_on(file, mode == OpenMode::Shared) {
         return Err(Unclaimed::InUse(Some(device)));
     }
     lock(file, mode)

@@ -1,6 +1,6 @@
 //! The facts that the kernel has about a file or a block device, by which `identity` knows it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
@@ -18,14 +18,17 @@ const EXFAT: u64 = 0x2011_BAB0;
 const XFS: u64 = 0x5846_5342;
 const BCACHEFS: u64 = 0xCA45_1A4E;
 
+pub(super) const NFS: u64 = 0x6969;
+pub(super) const SMB: [u64; 3] = [0x517B, 0xFF53_4D42, 0xFE53_4D42];
+
 /// File systems of servers: NFS, 9p, SMB (three), Ceph, AFS (two), Coda, Lustre, VirtualBox. A
 /// server may export a clone or a snapshot, whose files have the same inodes and times of birth.
 const REMOTE: [u64; 11] = [
-    0x6969,
+    NFS,
     0x0102_1997,
-    0x517B,
-    0xFF53_4D42,
-    0xFE53_4D42,
+    SMB[0],
+    SMB[1],
+    SMB[2],
     0x00C3_6400,
     0x5346_414F,
     0x6B41_4653,
@@ -182,7 +185,7 @@ fn within(file: &OwnedFd, stat: &Statx, loops: u32) -> Facts {
 }
 
 fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
-    let kind = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF);
+    let kind = kind_of(file);
     let fsid = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
     let uuid = if kind == XFS { ioctls::xfs_uuid(file) } else { None };
     let subvolume = subvolume_of(kind, stat.stx_mask, stat.stx_subvol);
@@ -206,6 +209,11 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
         mount: mount_of(file).unwrap_or_default(),
         path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
     }
+}
+
+/// The kind of the file system of an open file; 0 if it is unknown.
+pub(super) fn kind_of(file: impl AsFd) -> u64 {
+    rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF)
 }
 
 /// Whether another mount of a file system of this kind has the same numbers of inodes.

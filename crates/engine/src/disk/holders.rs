@@ -1,17 +1,13 @@
 //! Other users of a file or block device, as far as the kernel lists them, for the error of a
 //! refused open.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, stat};
-use rustix::io::Errno;
+use rustix::fs::{FileType, fstat, major, minor, stat};
 
-use super::ioctls;
-use crate::units::SECTOR;
-
-/// The major and minor number of a block device, or of the device below a file.
-type Number = (u32, u32);
+/// The major and minor number of a block device.
+pub(super) type Number = (u32, u32);
 
 /// The process that has locked the file. On some file systems the kernel lists locks under another
 /// number of the device; then the process is not known.
@@ -103,107 +99,15 @@ fn number_at(path: &Path) -> Option<Number> {
     is_device.then(|| (major(stat.st_rdev), minor(stat.st_rdev)))
 }
 
-fn folder((major, minor): Number) -> PathBuf {
+/// Where sysfs describes a block device.
+pub(super) fn folder((major, minor): Number) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-fn names_in(folder: &Path) -> Vec<String> {
+/// The names of the entries of a folder.
+pub(super) fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
-}
-
-/// A loop device of this machine.
-struct Loop {
-    name: String,
-    /// The path of its file.
-    path: PathBuf,
-    /// The device below its file, and the inode.
-    file: Option<(Number, u64)>,
-    start: u64,
-    end: u64,
-    is_read_only: bool,
-}
-
-impl Loop {
-    fn all() -> Vec<Loop> {
-        let names = names_in(Path::new("/sys/block"));
-        names
-            .iter()
-            .filter(|name| name.starts_with("loop"))
-            .filter_map(|name| Loop::of(name))
-            .collect()
-    }
-
-    fn of(name: &str) -> Option<Loop> {
-        let folder = Path::new("/sys/block").join(name);
-        let text = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
-        let number = |file: &str| text(file)?.trim().parse::<u64>().ok();
-        let path = PathBuf::from(text("loop/backing_file")?.trim_end_matches('\n'));
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let device = rustix::fs::open(Path::new("/dev").join(name), flags, Mode::empty());
-        let start = number("loop/offset").unwrap_or(0);
-        Some(Loop {
-            name: name.to_owned(),
-            file: device.ok().and_then(ioctls::loop_file).or_else(|| place_of(stat(&path).ok()?)),
-            path,
-            start,
-            end: start.saturating_add(number("size")?.saturating_mul(SECTOR)),
-            is_read_only: number("ro") == Some(1),
-        })
-    }
-
-    fn overlaps(&self, other: &Loop) -> bool {
-        self.file.is_some()
-            && self.file == other.file
-            && self.start < other.end
-            && other.start < self.end
-    }
-
-    /// Whether it has a user with a claim.
-    fn is_claimed(&self) -> bool {
-        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-        let claim = rustix::fs::open(Path::new("/dev").join(&self.name), flags, Mode::empty());
-        claim.is_err_and(|errno| errno == Errno::BUSY)
-    }
-}
-
-fn place_of(stat: rustix::fs::Stat) -> Option<(Number, u64)> {
-    Some(((major(stat.st_dev), minor(stat.st_dev)), stat.st_ino))
-}
-
-/// A loop device over the open file, unless both only read: its users change the file.
-pub(super) fn loop_on(file: impl AsFd, is_read_only: bool) -> Option<String> {
-    let own = place_of(fstat(file).ok()?);
-    let may_both = |device: &Loop| is_read_only && device.is_read_only;
-    let device = Loop::all().into_iter().find(|found| found.file == own && !may_both(found))?;
-    Some(format!("/dev/{0} (`losetup --detach /dev/{0}` ends that)", device.name))
-}
-
-/// Another user of the file below an open loop device or below a partition of a loop device. `user`
-/// locks an open file, or finds its user, whose name may be unknown.
-pub(super) fn user_below(
-    device: impl AsFd,
-    user: impl FnOnce(OwnedFd) -> Option<Option<String>>,
-) -> Option<String> {
-    let stat = fstat(device).ok()?;
-    let folder = folder((major(stat.st_rdev), minor(stat.st_rdev))).canonicalize().ok()?;
-    let own = folder.iter().rev().take(2).find_map(|name| Loop::of(name.to_str()?))?;
-    let is_in_the_way = |other: &&Loop| {
-        let may_both = other.is_read_only && own.is_read_only;
-        other.name != own.name && other.overlaps(&own) && !may_both && other.is_claimed()
-    };
-    if let Some(other) = Loop::all().iter().find(is_in_the_way) {
-        return Some(format!("the user of /dev/{}, which has the same file", other.name));
-    }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open(&own.path, flags, Mode::empty()).ok()?;
-    let stat = fstat(&file).ok()?;
-    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if !is_file || place_of(stat) != own.file {
-        return None;
-    }
-    let who = user(file)?.unwrap_or_else(|| "another program".into());
-    Some(format!("{who}, which has its file {}", own.path.display()))
 }
 
 /// A path as the kernel lists it: blanks are octal numbers after a backslash.
@@ -240,29 +144,5 @@ mod tests {
         assert_eq!(mounted_in("29 1 8:1 /", (8, 1)), None);
         let line = "29 1 0:41 /sub /mnt rw - btrfs /dev/null rw";
         assert_eq!(mounted_in(line, (1, 3)), None, "this is no block device");
-    }
-
-    #[test]
-    fn parts_of_a_file_overlap_where_they_share_bytes() {
-        let part = |file: u64, start: u64, end: u64| Loop {
-            name: String::new(),
-            path: PathBuf::new(),
-            file: Some(((8, 1), file)),
-            start,
-            end,
-            is_read_only: false,
-        };
-        let own = part(5, 100, 200);
-        for (other, overlaps) in [
-            (part(5, 199, 300), true),
-            (part(5, 200, 300), false),
-            (part(5, 0, 101), true),
-            (part(5, 0, 100), false),
-            (part(6, 100, 200), false),
-        ] {
-            assert_eq!(own.overlaps(&other), overlaps, "{} to {}", other.start, other.end);
-        }
-        let unknown = || Loop { file: None, ..part(5, 100, 200) };
-        assert!(!unknown().overlaps(&unknown()));
     }
 }

@@ -43,6 +43,7 @@ mod holes;
 mod identity;
 mod ioctls;
 mod lazy;
+mod loops;
 mod mode;
 mod open;
 mod pacer;

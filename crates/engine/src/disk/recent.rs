@@ -25,6 +25,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{SeekFrom, Stat};
 
+use super::facts::kind_of;
 use crate::sync::{Mutex, lock};
 use crate::units::SECTOR;
 
@@ -78,8 +79,7 @@ struct Sent {
 impl Recent {
     /// The record of `file`, to which no write has been sent yet.
     pub(super) fn new(file: impl AsFd) -> Recent {
-        let keeps_blocks = rustix::fs::fstatfs(&file)
-            .is_ok_and(|system| KEEPS_BLOCKS.contains(&(system.f_type as u64 & 0xFFFF_FFFF)));
+        let keeps_blocks = KEEPS_BLOCKS.contains(&kind_of(file));
         Recent { sent: Mutex::default(), keeps_blocks }
     }
 

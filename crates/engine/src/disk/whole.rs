@@ -25,8 +25,8 @@ use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Extent;
-use super::holes;
 use super::recent::Recent;
+use super::{holders, holes, loops};
 use crate::sync::statics::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::SECTOR;
 
@@ -293,13 +293,10 @@ impl Under {
         if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
             return None;
         }
-        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        let folder = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/loop"));
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-        let path = read("backing_file")?;
-        let start = read("offset")?.trim().parse().ok()?;
+        let number = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        let (path, start) = loops::file_of(&holders::folder(number))?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path.trim_end_matches('\n'), flags, Mode::empty()).ok()?;
+        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
         let under = Under { file, start };
         // A file of that name that is too short is another one.
         let has_room = length(&under.file)? >= bytes.checked_add(start)?;
