@@ -169,6 +169,8 @@ impl Label {
         label
     }
 
+    /// Place of the first field after `check` and `magic`.
+    pub const ORIGIN_AT: usize = std::mem::offset_of!(Label, origin);
     /// Place of the attach within the label.
     pub const ATTACH_AT: usize = std::mem::offset_of!(Label, attach);
     /// The largest number of an attach.
@@ -236,6 +238,13 @@ impl Label {
         };
         let sums = [0, SERVED, STAMPED].map(without);
         self.magic.get() == LABEL_MAGIC && sums.contains(&self.check.get())
+    }
+
+    /// Whether there was a label, which is not valid. Its first eight bytes are stored last, and no
+    /// crash tears them.
+    pub fn is_damaged(&self) -> bool {
+        let first = &self.as_bytes()[..FORMAT_MARK.len()];
+        !self.is_valid() && first != FORMAT_MARK && first.iter().any(|byte| *byte != 0)
     }
 
     /// Whether the label records that a server has the cache, or had it and died.

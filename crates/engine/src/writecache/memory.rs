@@ -9,7 +9,8 @@
 //!    bytes is changed separately. An attach stores its number first, durably, then the mark that
 //!    says "served" with its check, which is valid for either state of the mark. An orderly end
 //!    removes the mark. So no crash leaves an invalid label, or a mark with another attach's
-//!    number.
+//!    number. (A crash while the label gets another origin may damage the label: then an attach
+//!    refuses.)
 //! 2. Every commit of mode `s` that writes the first metadata unit also writes the label with its
 //!    value in memory.
 //! 3. The medium is recognised by the commit counter, announced before it is stored and confirmed
@@ -96,6 +97,14 @@ pub fn its_memory(
     accepts_loss: bool,
     notes: &mut Vec<String>,
 ) -> Result<Option<SharedWords>> {
+    if label.is_damaged() && !accepts_loss {
+        let what = format_args!(
+            "the label is damaged (byte {}), so its origin is unknown, and acknowledged writes may \
+             be in shared memory; to continue without them, add `lost_memory accept` to the table",
+            geometry.start + LABEL_AT
+        );
+        return Err(medium.error(Kind::Io, what));
+    }
     let id = label.attach_id();
     let is_its = |words: &SharedWords, bug| Ok(openlist::is_of(words, id)? || mutants::is(bug));
     if label.is_valid() && !label.is_served() {
@@ -217,14 +226,18 @@ impl Memory {
     }
 }
 
-/// First the number of the attach, then the rest. This also makes all found data durable: writes of
-/// a dead server may be readable, and not durable yet, and the attach is about to rely on them.
+/// First the number of the attach, then the rest. On a medium without a label, only `check` and
+/// `magic` come second: the other bytes alone do not count as a damaged label. This also makes all
+/// found data durable: writes of a dead server may be readable, and not durable yet, and the attach
+/// is about to rely on them.
 fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
     let at = geometry.start + LABEL_AT;
-    let (rest, attach) = label.as_bytes().split_at(Label::ATTACH_AT);
+    let is_labelled = medium.superblock(geometry.start)?.label.is_valid();
+    let middle = if is_labelled { Label::ATTACH_AT } else { Label::ORIGIN_AT };
+    let (rest, first) = label.as_bytes().split_at(middle);
     let is_unsettled = mutants::is(Mutant::FoundUnsettled) && matches!(medium, Medium::Disk(_));
     let settle = || if is_unsettled { Ok(()) } else { medium.settle() };
-    medium.store(at + Label::ATTACH_AT as u64, attach)?;
+    medium.store(at + middle as u64, first)?;
     settle()?;
     medium.store(at, rest)?;
     settle()

@@ -90,6 +90,28 @@ fn a_cache_without_a_label_is_a_kernels_and_is_taken() {
     });
 }
 
+/// It named an origin, and perhaps memory with acknowledged writes.
+#[test]
+fn a_damaged_label_is_refused() {
+    in_both_modes("4096 0", |mut fixture| {
+        fixture.open();
+        fixture.write(0, &[1; 4096], true);
+        fixture.kill();
+        let label = fixture.cache.peek(32, 32);
+        for at in [0, 4, 8, 16] {
+            fixture.cache.poke(32 + at, &[label[at as usize] ^ 1]);
+            let (kind, text) = refusal(&mut fixture);
+            assert!(kind == Kind::Io && text.contains("the label is damaged (byte 32)"), "{text}");
+            assert!(text.contains("lost_memory accept"), "{text}");
+            fixture.cache.poke(32 + at, &[label[at as usize]]);
+        }
+        fixture.cache.poke(32, &[label[0] ^ 1]);
+        fixture.table = format!("{} lost_memory accept", fixture.table);
+        fixture.open();
+        assert_eq!(fixture.read(0, 4096), [1; 4096], "committed data");
+    });
+}
+
 #[test]
 fn the_label_stays_through_commits() {
     in_both_modes("4096 0", |mut fixture| {

@@ -115,6 +115,25 @@ fn a_label_knows_its_origin_by_64_bits() {
 }
 
 #[test]
+fn a_label_is_damaged_or_absent_or_valid() {
+    let label = Label::new("file 7", 1 << 20, 5).served(1, "/run/udm");
+    assert!(!label.is_damaged() && !Label::new_zeroed().is_damaged());
+    // The checked bytes, but bits 40 to 63 of the sectors.
+    for at in 0..21 {
+        let mut bytes = label.as_bytes().to_vec();
+        bytes[at] ^= 1;
+        assert!(Label::read_from_bytes(&bytes).unwrap().is_damaged(), "byte {at}");
+    }
+    // A format of ours, and a first label that a crash cut off, before its first eight bytes.
+    for first in [FORMAT_MARK, [0; 8]] {
+        let mut bytes = label.as_bytes().to_vec();
+        bytes[..Label::ORIGIN_AT].copy_from_slice(&first);
+        let label = Label::read_from_bytes(&bytes).unwrap();
+        assert!(!label.is_valid() && !label.is_damaged());
+    }
+}
+
+#[test]
 fn a_label_binds() {
     let label = Label::new("file 7", 1 << 20, 5);
     assert!(label.is_valid() && !Label::new_zeroed().is_valid());
@@ -134,7 +153,7 @@ fn a_label_binds() {
     assert!(between.is_valid(), "torn between the two words");
     let mut torn = label;
     torn.origin_sectors.set(6);
-    assert!(!torn.is_valid());
+    assert!(!torn.is_valid() && torn.is_damaged());
     let stamp = Stamp::from_bits(u64::MAX).unwrap();
     let stamped = served.stamped(stamp, 77);
     assert!(stamped.is_valid() && !stamped.is_served() && stamped.has_stamp());
