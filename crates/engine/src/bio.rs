@@ -18,6 +18,17 @@ pub enum Op {
     WriteZeroes,
 }
 
+/// The role of a bio in a request that is not whole blocks; see `device::parts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It has no such role.
+    None,
+    /// The request. Its pieces are served one after the other.
+    Request,
+    /// A piece, which is whole blocks.
+    Piece,
+}
+
 /// One request. `offset` and `len` are bytes, multiples of 512, within the device.
 #[derive(Debug)]
 pub struct Bio {
@@ -27,6 +38,13 @@ pub struct Bio {
     pub fua: bool,
     /// The client marked this data as metadata of its file system.
     pub is_metadata: bool,
+    /// `offset` and `len` may be any bytes: the client does not know the block size of the device.
+    /// The device then reads and writes the whole blocks around them.
+    pub allows_parts: bool,
+    /// For the device that serves it: its role in a request that is not whole blocks.
+    pub(crate) part: Part,
+    /// For the device that serves it: the epoch of the locks of blocks that it was admitted in.
+    pub(crate) epoch: u16,
     /// First byte on the mapped device.
     pub offset: u64,
     /// Bytes. 0 for a flush; equals the buffer's length for reads and writes.
@@ -67,9 +85,26 @@ impl Bio {
 
     fn with_buffer(op: Op, offset: u64, buffer: Buffer, fua: bool, token: u64) -> Bio {
         let len = buffer.len() as u64;
-        let is_metadata = false;
-        let (progress, note, status) = (0, 0, Ok(()));
-        Bio { op, fua, is_metadata, offset, len, buffer, token, progress, note, status }
+        Bio {
+            op,
+            fua,
+            is_metadata: false,
+            allows_parts: false,
+            part: Part::None,
+            epoch: 0,
+            offset,
+            len,
+            buffer,
+            token,
+            progress: 0,
+            note: 0,
+            status: Ok(()),
+        }
+    }
+
+    /// Whether it changes the content of its range.
+    pub fn is_change(&self) -> bool {
+        matches!(self.op, Op::Write | Op::Discard | Op::WriteZeroes)
     }
 
     /// The first byte after the range.

@@ -110,6 +110,22 @@ list_mutants! {
     NewcomerToldAgain,
     }
 
+    /// Bugs that need requests of parts of blocks, and other changes of the same blocks.
+    PARTS {
+    /// A part is written while other changes of its block are inside.
+    BlockUnlocked,
+    /// A part does not wait for changes that began before changes were locked.
+    UnlistedPassed,
+    /// A change that waits for a block is not woken.
+    BlockLeftQuietly,
+    /// A request is parked by its target, and gives its lock up.
+    ParkedUnlocked,
+    /// A parked request continues with the block that it read through the table before.
+    StalePart,
+    /// A part is written without the FUA of its request.
+    PartForgetsFua,
+    }
+
     /// Bugs that need tables of several lines, or requests of several pieces of which some fail.
     PIECES {
     /// In a request across lines, the last child's status counts.

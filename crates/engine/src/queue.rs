@@ -144,6 +144,7 @@ impl<T: Copy + PartialEq> Core<T> {
             if now() >= deadline {
                 // If a device never returns a bio, its port is lost as well; everything else
                 // continues.
+                driver.abandon();
                 std::mem::forget(driver);
                 return;
             }

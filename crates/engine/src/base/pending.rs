@@ -36,6 +36,11 @@ impl<T> Pending<T> {
             .expect("each I/O completes exactly once")
     }
 
+    /// The value in `place`, if there is one.
+    pub fn get(&self, place: u32) -> Option<&T> {
+        self.places.get(place as usize)?.as_ref()
+    }
+
     /// Takes out the value in `place`. Panics if there is none: a completion came twice.
     pub fn remove(&mut self, place: u32) -> T {
         let value = self
@@ -50,6 +55,11 @@ impl<T> Pending<T> {
     /// The values inside, in no order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.places.iter().flatten()
+    }
+
+    /// The same, to change.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().flatten()
     }
 
     /// Values inside.

@@ -84,6 +84,12 @@ impl Driver {
         self.in_flight <= self.port.parked.len()
     }
 
+    /// The driver will not be used or dropped any more, because a device does not return its bios:
+    /// its parked bios do not hold up other ports.
+    pub fn abandon(&mut self) {
+        self.seat.device().seat(&self.port).parts().give_up();
+    }
+
     /// Whether no bio is submitted or waits to be submitted.
     pub fn is_quiet(&self) -> bool {
         self.in_flight == 0 && self.bios.is_empty()

@@ -42,7 +42,7 @@ mod tests {
     use super::super::tests::Deaf;
     use super::super::{Driver, LoadedTable};
     use super::*;
-    use crate::bio::Bio;
+    use crate::bio::{Bio, Op};
     use crate::disk::DiskIo;
     use crate::pmem::client_memory::ClientMemory;
     use crate::sync::{Arc, Mutex, lock};
@@ -130,5 +130,32 @@ mod tests {
         assert!(!read(512, 1024), "suspended");
         let seen = targets.each_ref().map(|target| std::mem::take(&mut *lock(&target.0)));
         assert_eq!(seen, [vec![(512, 1024)], vec![(0, 4096), (end - 4096 - 512, 512)]]);
+    }
+
+    #[test]
+    fn writes_take_a_bio_while_blocks_are_locked() {
+        let file = memfd_create("intake", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let memory = ClientMemory::map(&file, 0, 4096).unwrap();
+        memory.store(0, &[7]);
+        let target = Arc::new(Ready::default());
+        let table = LoadedTable::single(target, 1 << 20);
+        let device = Device::with_table("ready", table).unwrap();
+        let drivers = || Driver::new(&device, Arc::new(Deaf)).unwrap();
+        let (mut driver, mut other) = (drivers(), drivers());
+        let mut writes = || driver.intake().write_from(0, memory.source(0, 4096), true);
+        assert!(writes());
+        let mut bio = Bio::bare(Op::WriteZeroes, 100, 1, false, 1);
+        bio.allows_parts = true;
+        other.submit(bio);
+        assert!(!writes());
+        let mut read = || driver.intake().read_into(0, memory.shared(0, 512).into());
+        assert!(read(), "a read does not change blocks");
+        other.retry_parked();
+        assert!(other.pop_done().unwrap().status.is_ok());
+        drop(other);
+        let mut writes = || driver.intake().write_from(0, memory.source(0, 4096), true);
+        memory.store(0, &[7]);
+        assert!(writes());
     }
 }

@@ -9,16 +9,21 @@
 //! 1. Each port has a state with its own lock on its own cache lines, contended only by suspend and
 //!    resume. The lock covers everything that a request needs, so ports share no state.
 //! 2. A request handed to a target is within its line, whole sectors, and at most
-//!    [`BIO_BYTES_MAX`](crate::units::BIO_BYTES_MAX) long.
+//!    [`BIO_BYTES_MAX`](crate::units::BIO_BYTES_MAX) long. For clients that do not know the block
+//!    size, [`Bio::allows_parts`] makes whole blocks of other requests.
 //! 3. Each bio comes out exactly once; the port state counts the bios inside, and asserts it.
 //! 4. Tables change only while no bio and no I/O is inside, that is, while suspended.
 //! 5. No function here waits: the caller of a suspend polls [`Device::finish_suspend`].
 
+mod block_locks;
 mod change;
 mod driver;
 mod fast_path;
+mod lock_switch;
+mod parts;
 mod port_state;
 mod slow;
+mod split;
 mod table;
 
 use crate::bio::Bio;
@@ -40,6 +45,7 @@ pub use port_state::Reported;
 pub use slow::{InFlight, SLOW_SECONDS, SlowRequest};
 pub use table::LoadedTable;
 
+use lock_switch::LockSwitch;
 use port_state::PortState;
 use slow::SlowRequests;
 use table::Active;
@@ -104,6 +110,7 @@ pub struct Device {
     /// Held during each change of state; never while a bio is served.
     change: Mutex<()>,
     slow: SlowRequests,
+    locks: LockSwitch,
 }
 
 /// A seat on cache lines of its own.
@@ -127,8 +134,10 @@ impl Device {
     /// A device without a table.
     pub fn new(name: &str) -> Result<Arc<Device>> {
         check_name(name)?;
+        let events = Arc::default();
         Ok(Arc::new(Device {
-            events: Arc::default(),
+            locks: LockSwitch::new(&events),
+            events,
             seats: (0..PORTS_MAX).map(|_| Cell::default()).collect(),
             slots: Mutex::new(Slots {
                 name: name.to_string(),
@@ -174,7 +183,12 @@ impl Device {
     /// [`Device::retry`] returns a parked bio to the device.
     #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
-        self.seat(port).submit(bio, port);
+        let mut seat = self.seat(port);
+        seat.submit(bio, port);
+        if seat.parts().wants_locks() {
+            drop(seat);
+            self.begin_locks(port.id);
+        }
     }
 
     /// Reads the range that begins at `offset` directly into client memory, if that takes no more
@@ -211,6 +225,10 @@ impl Device {
             seat.submit(bio, port);
         }
         seat.parked_bios_are_current();
+        if seat.parts().wants_locks() {
+            drop(seat);
+            self.begin_locks(port.id);
+        }
     }
 
     /// Does the targets' background work; one thread at a time. Returns when to call again at the
@@ -439,8 +457,12 @@ impl Drop for PortHandle {
         self.device.events.forget(&self.wake);
         let Ok(mut seat) = self.device.seats[self.id].0.lock() else { return };
         let left = seat.in_flight();
-        *seat = PortState::default();
+        let was_user = seat.parts().is_user();
+        seat.detach();
         drop(seat);
+        if was_user {
+            self.device.end_locks();
+        }
         assert!(left == 0 || std::thread::panicking(), "{left} bios left when a port was detached");
     }
 }

@@ -1,23 +1,18 @@
-//! One port's side of a device: accounting, and bios that cross lines.
+//! One port's side of a device: accounting, and the way of a bio to its targets.
 //!
-//! In a table of one line, bios go straight to the target. In a longer one each bio becomes an
-//! *outer* bio with children, one for each line it touches. A bio within one line lends its buffer
-//! to its only child; other children get copies. Children that a target parks wait here. When the
-//! other children of an outer bio are done, the outer bio is parked itself, and its next submit
-//! submits the waiting children again, with the progress they had made. If parked bios were retried
-//! before that, the children have missed the retry, and free space may never be signalled again, so
-//! they are submitted again immediately.
+//! In a table of one line, bios go straight to the target, in a longer one through
+//! [`split`](super::split). Requests that are not whole blocks are served in pieces that are: see
+//! [`parts`](super::parts).
 //!
 //! A flush covers all writes that were acknowledged, on every port. So a loss by a failed flush, or
 //! by a failed write-out, is reported to each port once, at its next flush or write with FUA: see
 //! [`PortState::tell`]. Linux does the same for the open descriptors of a file (errseq_t).
 
-use std::collections::VecDeque;
-
+use super::block_locks::BlockLocks;
+use super::parts::{Next, Parts};
+use super::split::Split;
 use super::table::{Active, Line};
-use crate::base::pending::Pending;
-use crate::bio::{Bio, Op};
-use crate::buffer::Buffer;
+use crate::bio::{Bio, Op, Part};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -39,6 +34,8 @@ pub(super) struct PortState {
     /// The generation of the table that the progress of this port's parked bios belongs to.
     parked_generation: u64,
     split: Split,
+    /// Requests that are not whole blocks, and locks for them.
+    parts: Parts,
     /// The losses of the table that were reported to this port.
     told: u64,
     /// A loss of the table before was not reported to it.
@@ -81,8 +78,25 @@ impl PortState {
             table,
             generation,
             parked_generation: generation,
+            parts: self.parts.renewed(),
             ..PortState::default()
         };
+    }
+
+    /// Ends the use of this port.
+    pub fn detach(&mut self) {
+        *self = PortState { parts: self.parts.renewed(), ..PortState::default() };
+    }
+
+    /// Begins to lock the changes of this port, or stops that; see [`BlockLocks`].
+    pub fn set_locks(&mut self, port: usize, locks: Option<&Arc<BlockLocks>>, epoch: u16) {
+        self.parts.set_locks(port, locks, epoch, self.in_flight);
+    }
+
+    /// Its requests that are not whole blocks.
+    #[inline]
+    pub fn parts(&mut self) -> &mut Parts {
+        &mut self.parts
     }
 
     /// The losses that were reported to this port so far.
@@ -126,11 +140,12 @@ impl PortState {
         self.generation = generation;
         self.is_suspended = false;
         self.split = Split::default();
+        self.parts.forget();
     }
 
     /// The port's parked bios are about to be submitted again, because free space was signalled.
     pub fn begin_retry(&mut self) {
-        self.split.retries += 1;
+        self.split.begin_retry();
     }
 
     /// All parked bios have been submitted since the table changed last.
@@ -143,6 +158,9 @@ impl PortState {
         if self.is_suspended {
             return port.parked.push_back(bio);
         }
+        if bio.part == Part::Request {
+            return self.resume_parts(bio, port);
+        }
         let Some(table) = &self.table else { return port.finish(bio, Err(Status::Io)) };
         if let Err(status) = table.check(&bio) {
             return port.finish(bio, Err(status));
@@ -150,18 +168,31 @@ impl PortState {
         if bio.len == 0 && bio.op != Op::Flush {
             return port.finish(bio, Ok(()));
         }
+        if bio.allows_parts && !table.is_whole(&bio) {
+            return self.begin_parts(bio, port);
+        }
         if self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept) {
             // The progress that a bio made with the earlier targets does not hold for the new ones.
             bio.progress = 0;
             bio.note = 0;
         }
+        if self.parts.is_active() && !self.parts.admit(&mut bio) {
+            return port.parked.push_back(bio);
+        }
         let mark = Mark::of(port);
         self.in_flight += 1;
+        self.enter(bio, port);
+        self.settle(mark, port, false);
+    }
+
+    /// Gives a bio of whole blocks to the targets.
+    #[inline]
+    fn enter(&mut self, bio: Bio, port: &mut Port) {
+        let table = self.table.as_ref().expect("a table stays while bios are inside");
         match table.lines() {
             [only] => only.target.submit(bio, port),
             lines => self.split.submit(lines, table.index_at(bio.offset), bio, port),
         }
-        self.settle(mark, port, false);
     }
 
     /// See [`Target::read_into`](crate::target::Target::read_into).
@@ -174,7 +205,8 @@ impl PortState {
     /// See [`Target::write_from`](crate::target::Target::write_from).
     #[inline]
     pub fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
-        let line = self.line_of(offset, from.bytes().len());
+        // A write with a bio takes part in the locks of blocks.
+        let line = self.line_of(offset, from.bytes().len()).filter(|_| !self.parts.is_active());
         line.is_some_and(|line| line.target.write_from(offset - line.start, from, fua, port))
     }
 
@@ -193,15 +225,18 @@ impl PortState {
         let Some(table) = self.table.as_ref().filter(|_| !self.is_suspended) else {
             return "resume";
         };
-        let lines = table.lines();
-        let child = match lines {
-            [only] => return only.target.parked_for(bio),
-            _ => match outer_of(bio) {
-                Some(outer) => self.split.outers.value(outer).parked.front(),
-                None => return "its turn",
-            },
+        let bio = match bio.part {
+            Part::Request => self.parts.parked_piece(bio),
+            _ => Some(bio).filter(|bio| !self.parts.is_locked_out(bio)),
         };
-        child.map_or("its turn", |child| lines[line_of(child)].target.parked_for(child))
+        let Some(bio) = bio else { return "other changes of its blocks" };
+        match table.lines() {
+            [only] => only.target.parked_for(bio),
+            lines => match self.split.waiting_child(bio) {
+                Some((line, child)) => lines[line].target.parked_for(child),
+                None => "its turn",
+            },
+        }
     }
 
     /// The part that the disk of an I/O in flight has in its target.
@@ -246,6 +281,9 @@ impl PortState {
     /// Counts the bios that targets put out since `mark`. `is_refusal`: because a flush has failed.
     #[inline]
     fn settle(&mut self, mark: Mark, port: &mut Port, is_refusal: bool) {
+        if self.parts.is_active() {
+            self.settle_parts(mark, port);
+        }
         let done = port.done.len().checked_sub(mark.done).expect("targets only add to `done`");
         let parked =
             port.parked.len().checked_sub(mark.parked).expect("targets only add to `parked`");
@@ -289,232 +327,61 @@ impl PortState {
     }
 }
 
-/// Bios of a table with several lines.
-#[derive(Debug, Default)]
-struct Split {
-    outers: Pending<Outer>,
-    /// The port's own queues, stored here while the port's queues collect children.
-    outside_done: VecDeque<Bio>,
-    outside_parked: VecDeque<Bio>,
-    /// Children on their way to targets; empty between calls.
-    children: VecDeque<Bio>,
-    /// How often parked bios were submitted again.
-    retries: u64,
-    /// Outer bios whose children have missed one of those retries.
-    missed: Vec<u32>,
-}
+/// Requests that are not whole blocks: see [`super::parts`].
+impl PortState {
+    fn begin_parts(&mut self, bio: Bio, port: &mut Port) {
+        if !self.parts.may_begin(&bio) {
+            return port.parked.push_back(bio);
+        }
+        let table = self.table.as_ref().expect("a bio is checked against a table");
+        let block_bytes = table.block_bytes();
+        if bio.end().next_multiple_of(block_bytes) > table.size_bytes() {
+            return port.finish(bio, Err(Status::Invalid));
+        }
+        let mark = Mark::of(port);
+        self.in_flight += 1;
+        let next = self.parts.begin(bio, block_bytes, self.generation, &mut port.pool);
+        self.follow(next, port);
+        self.settle(mark, port, false);
+    }
 
-/// A bio in its submitted form, and the results of its children.
-#[derive(Debug)]
-struct Outer {
-    /// `None` while it is parked.
-    bio: Option<Bio>,
-    /// Children inside targets.
-    open: usize,
-    /// Children that targets parked, each with its line.
-    parked: VecDeque<Bio>,
-    /// The number of retries of parked bios at the time when the first of its children was parked.
-    parked_at: u64,
-    /// Whether the only child works on the outer bio's own buffer.
-    is_lent: bool,
-    status: Result<(), Status>,
-}
-
-/// The outer bio that a parked bio is; its note is one more than that.
-fn outer_of(bio: &Bio) -> Option<u32> {
-    bio.note.checked_sub(1).map(|outer| outer as u32)
-}
-
-/// A child's token: its line and its outer bio.
-fn child_token(line: usize, outer: u32) -> u64 {
-    (line as u64) << 32 | u64::from(outer)
-}
-
-fn line_of(child: &Bio) -> usize {
-    (child.token >> 32) as usize
-}
-
-impl Split {
-    fn submit(&mut self, lines: &[Line], first: usize, mut bio: Bio, port: &mut Port) {
-        let mut children = std::mem::take(&mut self.children);
-        let outer = if let Some(outer) = outer_of(&bio) {
-            let known = self.outers.value(outer);
-            children.append(&mut known.parked);
-            if mutants::is(Mutant::ParkedForgetsError) {
-                known.status = Ok(());
+    fn resume_parts(&mut self, bio: Bio, port: &mut Port) {
+        match self.parts.resume(bio, self.generation, &mut port.pool) {
+            Ok(next) => {
+                let mark = Mark::of(port);
+                self.in_flight += 1;
+                self.follow(next, port);
+                self.settle(mark, port, false);
             }
-            if known.is_lent
-                && let Some(child) = children.front_mut()
-            {
-                std::mem::swap(&mut child.buffer, &mut bio.buffer);
-            }
-            bio.note = 0;
-            known.bio = Some(bio);
-            outer
-        } else {
-            let is_lent = bio.op != Op::Flush && bio.end() <= lines[first].end;
-            let (open, parked, status) = (0, VecDeque::new(), Ok(()));
-            let parked_at = self.retries;
-            let new = Outer { bio: None, open, parked, parked_at, is_lent, status };
-            let outer = self.outers.insert(new);
-            cut(lines, first, &mut bio, outer, is_lent, port, &mut children);
-            self.outers.value(outer).bio = Some(bio);
-            outer
-        };
-        self.outers.value(outer).open = children.len();
-        self.visit(lines, port, |split, port| {
-            for child in children.drain(..) {
-                let line = line_of(&child);
-                split.call(line, port, |port| lines[line].target.submit(child, port));
-            }
-        });
-        self.children = children;
-    }
-
-    /// Calls into targets with the port's queues emptied, then processes the children that come
-    /// out.
-    fn visit(&mut self, lines: &[Line], port: &mut Port, calls: impl FnOnce(&mut Self, &mut Port)) {
-        self.swap_queues(port);
-        calls(self, port);
-        self.swap_queues(port);
-        self.take_out(lines, port);
-        while let Some(place) = self.missed.pop() {
-            let outer = self.outers.value(place);
-            let children = std::mem::take(&mut outer.parked);
-            outer.open = children.len();
-            self.swap_queues(port);
-            for child in children {
-                let line = line_of(&child);
-                self.call(line, port, |port| lines[line].target.submit(child, port));
-            }
-            self.swap_queues(port);
-            self.take_out(lines, port);
+            Err(bio) => self.submit(bio, port),
         }
     }
 
-    /// Processes the children that targets have put out. The port's own bios stay in the outside
-    /// queues meanwhile.
-    fn take_out(&mut self, lines: &[Line], port: &mut Port) {
-        while let Some(child) = self.outside_done.pop_front() {
-            self.end_child(lines, child, port);
-        }
-        while let Some(child) = self.outside_parked.pop_front() {
-            self.park_child(child, port);
+    fn follow(&mut self, next: Next, port: &mut Port) {
+        match next {
+            Next::Submit(piece) => self.enter(piece, port),
+            Next::Finish(request, status) => port.finish(request, status),
+            Next::Park(request) => port.parked.push_back(request),
         }
     }
 
-    fn swap_queues(&mut self, port: &mut Port) {
-        std::mem::swap(&mut self.outside_done, &mut port.done);
-        std::mem::swap(&mut self.outside_parked, &mut port.parked);
-    }
-
-    /// Calls into line `index`, and marks the I/O that comes out with it.
-    fn call<T>(&self, index: usize, port: &mut Port, call: impl FnOnce(&mut Port) -> T) -> T {
-        let before = port.ios.len();
-        let result = call(port);
-        for io in port.ios.range_mut(before..) {
-            io.line = index as u32;
+    /// Processes the bios that targets put out since `mark`: pieces continue their requests.
+    fn settle_parts(&mut self, mark: Mark, port: &mut Port) {
+        loop {
+            let is_piece = |bio: &Bio| bio.part == Part::Piece;
+            let next = if let Some(at) = port.done.range(mark.done..).position(is_piece) {
+                let piece = port.done.remove(mark.done + at).expect("it was found there");
+                self.parts.piece_done(piece, &mut port.pool)
+            } else if let Some(at) = port.parked.range(mark.parked..).position(is_piece) {
+                let piece = port.parked.remove(mark.parked + at).expect("it was found there");
+                self.parts.piece_parked(piece)
+            } else {
+                break;
+            };
+            self.follow(next, port);
         }
-        result
-    }
-
-    fn end_child(&mut self, lines: &[Line], child: Bio, port: &mut Port) {
-        let place = child.token as u32;
-        let outer = self.outers.value(place);
-        outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
-        outer.status = match mutants::is(Mutant::LastChildCounts) {
-            true => child.status,
-            false => outer.status.and(child.status),
-        };
-        let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
-        if outer.is_lent {
-            bio.buffer = child.buffer;
-        } else {
-            if bio.op == Op::Read && child.status.is_ok() {
-                let at = (lines[line_of(&child)].start + child.offset - bio.offset) as usize;
-                let part = &mut bio.buffer.as_mut_slice()[at..at + child.buffer.len()];
-                part.copy_from_slice(child.buffer.as_slice());
-            }
-            port.pool.put(child.buffer);
-        }
-        self.end_outer(place, port);
-    }
-
-    fn park_child(&mut self, mut child: Bio, port: &mut Port) {
-        let place = child.token as u32;
-        let outer = self.outers.value(place);
-        outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
-        if outer.is_lent {
-            let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
-            bio.buffer = std::mem::replace(&mut child.buffer, Buffer::empty());
-        }
-        if outer.parked.is_empty() {
-            outer.parked_at = self.retries;
-        }
-        outer.parked.push_back(child);
-        self.end_outer(place, port);
-    }
-
-    /// Once no child is inside, the outer bio is done, or parked if a child is.
-    fn end_outer(&mut self, place: u32, port: &mut Port) {
-        let outer = self.outers.value(place);
-        if outer.open > 0 {
-            return;
-        }
-        let has_missed = !outer.parked.is_empty() && outer.parked_at != self.retries;
-        if has_missed && !mutants::is(Mutant::LateChildUnheard) {
-            // A lent buffer's only child cannot have missed anything.
-            assert!(!outer.is_lent, "an only child is parked with its outer bio");
-            return self.missed.push(place);
-        }
-        let mut bio = outer.bio.take().expect("an outer bio is here while a child is inside");
-        if outer.parked.is_empty() {
-            let status = self.outers.remove(place).status;
-            port.finish(bio, status);
-        } else {
-            bio.note = u64::from(place) + 1;
-            port.parked.push_back(bio);
-        }
-    }
-}
-
-/// Makes the children of `bio`, which starts in line `first`; all lines get a flush.
-fn cut(
-    lines: &[Line],
-    first: usize,
-    bio: &mut Bio,
-    outer: u32,
-    is_lent: bool,
-    port: &mut Port,
-    children: &mut VecDeque<Bio>,
-) {
-    if bio.op == Op::Flush {
-        let flush = |line| Bio::flush(child_token(line, outer));
-        let count = if mutants::is(Mutant::FlushOfFirstLine) { 1 } else { lines.len() };
-        children.extend((0..count).map(flush));
-        return;
-    }
-    for (index, line) in lines.iter().enumerate().skip(first) {
-        let (start, end) = (bio.offset.max(line.start), bio.end().min(line.end));
-        if start >= end {
-            break;
-        }
-        let part = (start - bio.offset) as usize..(end - bio.offset) as usize;
-        let buffer = match bio.op {
-            _ if is_lent => std::mem::replace(&mut bio.buffer, Buffer::empty()),
-            Op::Read => port.pool.take(part.len()),
-            Op::Write => {
-                let mut copy = port.pool.take(part.len());
-                copy.as_mut_slice().copy_from_slice(&bio.buffer.as_slice()[part]);
-                copy
-            }
-            Op::Flush | Op::Discard | Op::WriteZeroes => Buffer::empty(),
-        };
-        let token = child_token(index, outer);
-        let fua = bio.fua && (index == first || !mutants::is(Mutant::FuaOfFirstLine));
-        let mut child = Bio::bare(bio.op, start - line.start, end - start, fua, token);
-        child.buffer = buffer;
-        child.is_metadata = bio.is_metadata;
-        children.push_back(child);
+        port.done.range_mut(mark.done..).for_each(|bio| self.parts.came_out(bio));
+        port.parked.range_mut(mark.parked..).for_each(|bio| self.parts.came_out(bio));
+        self.parts.settle();
     }
 }

@@ -107,7 +107,8 @@ impl LoadedTable {
                 own.set_background(Some(Arc::new(ForwardWork(events.clone()))));
             }
         }
-        let active = Active { lines: self.lines, told: AtomicU64::new(0), room };
+        let block_bytes = stacked(&self.lines).block_bytes.into();
+        let active = Active { lines: self.lines, block_bytes, told: AtomicU64::new(0), room };
         // Earlier losses of the disks concern only the tables that used them then.
         active.note_told(active.losses());
         active
@@ -131,6 +132,8 @@ impl Line {
 /// The active table. What its targets signal reaches the device's own events while it lives.
 pub(super) struct Active {
     lines: Vec<Line>,
+    /// A block that is whole blocks of each line: a power of two.
+    block_bytes: u64,
     /// The losses that were reported to some port.
     told: AtomicU64,
     room: Arc<dyn Wake>,
@@ -190,8 +193,8 @@ impl Active {
             }
             Op::Discard | Op::WriteZeroes => {}
         }
-        let is_whole = (bio.offset | bio.len).is_multiple_of(SECTOR);
-        if !is_whole || bio.len > BIO_BYTES_MAX {
+        let are_sectors = (bio.offset | bio.len).is_multiple_of(SECTOR);
+        if !(are_sectors || bio.allows_parts) || bio.len > BIO_BYTES_MAX {
             return Err(Status::Invalid);
         }
         match bio.offset.checked_add(bio.len) {
@@ -199,6 +202,16 @@ impl Active {
             _ if matches!(bio.op, Op::Write | Op::WriteZeroes) => Err(Status::NoSpace),
             _ => Err(Status::Invalid),
         }
+    }
+
+    /// The block in which clients should read and write, in bytes.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Whether a bio is whole blocks of all lines.
+    pub fn is_whole(&self, bio: &Bio) -> bool {
+        bio.op == Op::Flush || (bio.offset | bio.len) & (self.block_bytes - 1) == 0
     }
 
     pub fn print(&self, words: impl Fn(&dyn Target) -> String) -> Vec<String> {

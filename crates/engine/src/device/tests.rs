@@ -1,5 +1,6 @@
 //! Mapped devices over RAM disks: splitting, parking, swapping tables, contracts.
 
+mod parts;
 mod telling;
 
 use proptest::prelude::*;
