@@ -293,7 +293,7 @@ impl Bench {
         let Some(bio) = self.bios.back() else { return };
         let end = bio.offset.checked_add(bio.len);
         assert!(end.is_some_and(|end| end <= self.size_bytes), "{bio:?}");
-        assert!((bio.offset | bio.len).is_multiple_of(SECTOR) && bio.len <= BIO_BYTES_MAX);
+        assert!(bio.allows_parts && bio.len <= BIO_BYTES_MAX);
         let is_flush = bio.op == Op::Flush;
         assert!(is_flush == (bio.len == 0) && bio.progress == 0, "{bio:?}");
         let has_data = matches!(bio.op, Op::Read | Op::Write);

@@ -416,7 +416,8 @@ fn a_export_is_told_alike_by_all_commands() {
     let told = |uri: &String| {
         json!({
             "uri": uri, "client_uri": for_clients(uri), "clients": 0, "accepted": 0, "refused": 0,
-            "violations": 0, "last_violation": null, "notes": [],
+            "violations": 0, "last_violation": null, "unaligned_clients": 0,
+            "unaligned_requests": 0, "notes": [],
         })
     };
     let created = udm.json(&["create", "d", "--table", "0 8 zero", "--export", &uris[0]]);
@@ -429,7 +430,9 @@ fn a_export_is_told_alike_by_all_commands() {
     let info = call(&udm, "d", b"{\"method\":\"udm.Device.Info\"}\0").unwrap();
     let facts = info["parameters"]["exports"][0]["facts"].as_array().unwrap();
     let names: Vec<&str> = facts.iter().map(|fact| fact["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["accepted", "refused", "violations", "last_violation"]);
+    let unaligned = ["unaligned_clients", "unaligned_requests"];
+    assert_eq!(names[..4], ["accepted", "refused", "violations", "last_violation"]);
+    assert_eq!(names[4..], unaligned);
 }
 
 #[test]

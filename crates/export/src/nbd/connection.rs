@@ -15,6 +15,7 @@ use super::handshake::{ExportInfo, Handshake, Neighbours, Progress, Said};
 use super::known::Known;
 use super::proto::{OPTION_BYTES_MAX, OPTION_HEADER_BYTES, REQUEST_BYTES, Violation};
 use super::replies::Replies;
+use super::rules::Unaligned;
 use super::session::{DIRECT_BYTES_MIN, Session};
 
 /// Bytes of the receive buffer: enough for a batch of short requests, but small enough that little
@@ -70,6 +71,7 @@ pub struct Connection {
     /// STARTTLS was answered; parsing waits until the input is decrypted.
     awaits_tls: bool,
     known: Option<Arc<dyn Known>>,
+    unaligned: Arc<Unaligned>,
     standing: Arc<Standing>,
     /// The client has made a request, and `standing` records it.
     is_used: bool,
@@ -152,6 +154,7 @@ impl Connection {
             is_handed_over: false,
             awaits_tls: false,
             known: None,
+            unaligned: Arc::default(),
             standing: Arc::default(),
             is_used: false,
             look_at: None,
@@ -166,6 +169,12 @@ impl Connection {
     /// Lets clients query `known`.
     pub fn knowing(mut self, known: Arc<dyn Known>) -> Connection {
         self.known = Some(known);
+        self
+    }
+
+    /// Counts requests that are not whole blocks in `unaligned`.
+    pub fn counting(mut self, unaligned: Arc<Unaligned>) -> Connection {
+        self.unaligned = unaligned;
         self
     }
 
@@ -280,7 +289,8 @@ impl Connection {
             Progress::Agreed(agreement) => {
                 let replies = std::mem::take(replies);
                 let known = self.known.clone();
-                let session = Session::new(self.size_bytes, agreement, replies, known);
+                let unaligned = self.unaligned.clone();
+                let session = Session::new(self.size_bytes, agreement, replies, known, unaligned);
                 self.phase = Phase::Transmission(Box::new(session));
                 self.standing.set(Standing::AGREED);
             }

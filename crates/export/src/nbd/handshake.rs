@@ -67,7 +67,7 @@ impl ExportInfo {
 }
 
 /// The result of the negotiation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Reads are answered in chunks, errors with messages.
     pub is_structured: bool,
@@ -75,6 +75,10 @@ pub struct Agreement {
     pub has_block_status: bool,
     /// Writes are refused.
     pub is_read_only: bool,
+    /// The client has asked for the block sizes, so it must keep to them.
+    pub has_block_sizes: bool,
+    /// The smallest block, in bytes.
+    pub block_bytes: u32,
 }
 
 /// The state of a handshake that another export needs to continue it.
@@ -332,7 +336,7 @@ impl Handshake {
         if !self.said.no_zeroes {
             out.resize(out.len() + EXPORT_NAME_ZEROES, 0);
         }
-        Ok(Progress::Agreed(self.agreement(name)))
+        Ok(Progress::Agreed(self.agreement(name, false)))
     }
 
     fn go(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Verdict {
@@ -344,6 +348,7 @@ impl Handshake {
         tell(&proto::encode_info_export(self.export.size_bytes, flags));
         let max = BIO_BYTES_MAX as u32;
         let preferred = PREFERRED_BYTES.max(self.export.minimum_bytes);
+        // Also to a client that does not ask: if it reads them, its requests are faster.
         tell(&proto::encode_info_block_size(self.export.block_bytes, preferred, max));
         if go.wants_name {
             tell(&proto::encode_info_text(info::NAME, &self.export.name));
@@ -354,7 +359,7 @@ impl Handshake {
         if option == option::INFO {
             return Ok(Progress::Waiting);
         }
-        Ok(Progress::Agreed(self.agreement(go.name)))
+        Ok(Progress::Agreed(self.agreement(go.name, go.wants_block_sizes)))
     }
 
     fn list(&mut self, data: &[u8], out: &mut Vec<u8>) -> Verdict {
@@ -432,10 +437,14 @@ impl Handshake {
         Ok(())
     }
 
-    fn agreement(&self, name: &str) -> Agreement {
-        let has_block_status = self.said.context_of.as_deref() == Some(name);
-        let (is_structured, is_read_only) = (self.said.is_structured, self.export.is_read_only);
-        Agreement { is_structured, has_block_status, is_read_only }
+    fn agreement(&self, name: &str, has_block_sizes: bool) -> Agreement {
+        Agreement {
+            is_structured: self.said.is_structured,
+            has_block_status: self.said.context_of.as_deref() == Some(name),
+            is_read_only: self.export.is_read_only,
+            has_block_sizes,
+            block_bytes: self.export.block_bytes,
+        }
     }
 }
 

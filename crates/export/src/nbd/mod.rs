@@ -6,6 +6,7 @@
 //! | [`handshake`] | the negotiation before transmission |
 //! | [`known`] | properties of the device that need no read |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
+//! | [`rules`] | which requests are valid |
 //! | [`connection`] | a client's whole connection, with one receive buffer |
 //! | [`secure`], [`tls`], `der` | the same under TLS; certificates and keys |
 //! | [`uri`], [`listener`] | the address; the listening socket |
@@ -24,6 +25,7 @@ pub mod known;
 pub mod listener;
 pub mod proto;
 pub mod replies;
+pub mod rules;
 pub mod secure;
 pub mod session;
 pub mod shared;
@@ -50,6 +52,7 @@ use crate::socket::SocketFile;
 use connection::{Connection, Standing};
 use gate::Gate;
 use handshake::{ExportInfo, Said};
+use rules::Unaligned;
 use secure::Secured;
 use shared::{Joined, Member};
 use tls::Certificates;
@@ -134,6 +137,7 @@ struct Clients {
     /// Its membership among the exports at a shared address.
     member: Option<Arc<Member>>,
     counts: Mutex<Connections>,
+    unaligned: Arc<Unaligned>,
     queues: Mutex<Vec<Place>>,
     /// Connections that were closed for a new one.
     leaving: Mutex<Vec<Queue>>,
@@ -289,6 +293,16 @@ impl Export for Server {
                 value: last,
                 about: "the last violation of the protocol",
             },
+            number(
+                "unaligned_clients",
+                self.clients.unaligned.clients(),
+                "clients with requests that are not whole blocks: they never asked for block sizes",
+            ),
+            number(
+                "unaligned_requests",
+                self.clients.unaligned.requests(),
+                "requests that are not whole blocks: the blocks around them are read and written",
+            ),
         ];
         if let Some(tls) = &self.clients.tls {
             let value = tls.problem().map_or(FactValue::Nothing, FactValue::Text);
@@ -354,6 +368,7 @@ impl Clients {
             tls,
             member,
             counts: Mutex::new(Connections::default()),
+            unaligned: Arc::default(),
             queues: Mutex::new(Vec::new()),
             leaving: Mutex::new(Vec::new()),
             connections_max: AtomicUsize::new(CONNECTIONS_MAX),
@@ -452,7 +467,8 @@ impl Clients {
             None => Connection::new(export),
             Some((said, rest)) => Connection::resume(export, said, &rest),
         };
-        let conversation = conversation.knowing(self.device.clone());
+        let conversation =
+            conversation.knowing(self.device.clone()).counting(self.unaligned.clone());
         let Some(member) = &self.member else { return Ok(conversation) };
         let again = connection.try_clone();
         let again = again.map_err(|error| Error::from_io("duplicating", "a connection", error))?;

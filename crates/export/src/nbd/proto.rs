@@ -314,6 +314,8 @@ pub struct GoOption<'a> {
     pub wants_name: bool,
     /// Whether it asks for a description.
     pub wants_description: bool,
+    /// Whether it asks for the block sizes.
+    pub wants_block_sizes: bool,
 }
 
 impl<'a> GoOption<'a> {
@@ -325,10 +327,16 @@ impl<'a> GoOption<'a> {
         if reader.0.len() != usize::from(count) * 2 {
             return None;
         }
-        let mut go = GoOption { name, wants_name: false, wants_description: false };
+        let mut go = GoOption {
+            name,
+            wants_name: false,
+            wants_description: false,
+            wants_block_sizes: false,
+        };
         while let Some(info) = reader.u16() {
             go.wants_name |= info == info::NAME;
             go.wants_description |= info == info::DESCRIPTION;
+            go.wants_block_sizes |= info == info::BLOCK_SIZE;
         }
         Some(go)
     }

@@ -1,8 +1,8 @@
 //! The transmission phase of one connection: request bytes in, bios out; finished bios in, reply
 //! bytes out. No I/O.
 //!
-//! 1. A request with an invalid range, flag or command is answered with an error. Only bytes after
-//!    which the stream cannot be parsed any more are a [`Violation`].
+//! 1. A request with an invalid range, flag or command ([`rules`]) is answered with an error. Only
+//!    bytes after which the stream cannot be parsed any more are a [`Violation`].
 //! 2. Requests in flight and their memory are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`]; one request
 //!    may exceed the latter). At the bound, no more input is taken from the client until a reply is
 //!    sent. All clients share one [budget]: a client that finds it used up waits, and after some
@@ -17,14 +17,14 @@ use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
 use udm::device::InFlight;
 use udm::device::SLOW_SECONDS;
-use udm::error::Status;
 use udm::sync::Arc;
-use udm::units::{BIO_BYTES_MAX, Nanos, SECOND, SECTOR};
+use udm::units::{BIO_BYTES_MAX, Nanos, SECOND};
 
 use super::handshake::Agreement;
 use super::known::{self, Known};
 use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_flag, errno};
 use super::replies::Replies;
+use super::rules::{self, Action, Refusal, Unaligned};
 use crate::budget::{self, BUDGET, Share};
 
 /// Maximum requests of one connection in flight.
@@ -52,9 +52,6 @@ struct Pending {
     is_slow: bool,
 }
 
-/// The reason of a refusal: the protocol's error, and a message.
-type Refusal = (u32, &'static str);
-
 const NO_MEMORY: Refusal = (errno::ENOMEM, "the server has no memory for this request");
 
 /// The state of parsing: the meaning of the next bytes.
@@ -63,14 +60,6 @@ enum Reading {
     Header,
     Payload { request: Request, buffer: Buffer, filled: usize },
     Skip { cookie: u64, refusal: Refusal, left: usize },
-}
-
-/// The action of a valid request.
-enum Action {
-    Serve(Op),
-    Status,
-    Nothing,
-    Disconnect,
 }
 
 /// One connection after its handshake.
@@ -94,6 +83,10 @@ pub struct Session {
     has_asked: bool,
     is_closing: bool,
     known: Option<Arc<dyn Known>>,
+    /// Counts of the export's requests that are not whole blocks, and whether this client has sent
+    /// one.
+    unaligned: Arc<Unaligned>,
+    is_unaligned: bool,
 }
 
 impl Session {
@@ -103,6 +96,7 @@ impl Session {
         agreement: Agreement,
         replies: Replies,
         known: Option<Arc<dyn Known>>,
+        unaligned: Arc<Unaligned>,
     ) -> Session {
         Session {
             size_bytes,
@@ -119,6 +113,8 @@ impl Session {
             has_asked: false,
             is_closing: false,
             known,
+            unaligned,
+            is_unaligned: false,
         }
     }
 
@@ -179,7 +175,7 @@ impl Session {
         let pending = self.pending[slot].as_mut().expect("a bio's token names its pending slot");
         let end = pending.request.offset + u64::from(pending.request.len);
         if bio.status.is_ok() && pending.op != Op::Flush && pending.next < end {
-            bios.push_back(next_piece(pending, slot, bio.buffer));
+            bios.push_back(next_piece(pending, self.agreement.block_bytes, slot, bio.buffer));
             return;
         }
         let Pending { request, op, .. } = *pending;
@@ -199,7 +195,7 @@ impl Session {
             }
             Err(status) => {
                 pool.put(bio.buffer);
-                self.refuse(request.cookie, refusal_of(status), pool);
+                self.refuse(request.cookie, rules::refusal_of(status), pool);
             }
         }
     }
@@ -318,7 +314,8 @@ impl Session {
         }
         let Some(request) = Request::decode(input)? else { return Ok(0) };
         self.has_asked = true;
-        let checked = self.check(&request);
+        let known = self.known.as_deref();
+        let checked = rules::check(&request, self.size_bytes, &self.agreement, known);
         if request.command == command::WRITE {
             return match checked {
                 Ok(_) => Ok(self.begin_write(request, &input[REQUEST_BYTES..], bios, pool)),
@@ -358,78 +355,6 @@ impl Session {
             Err(refusal) => self.refuse(request.cookie, refusal, pool),
         }
         Ok(REQUEST_BYTES)
-    }
-
-    /// Checks `request`, and returns its action.
-    fn check(&self, request: &Request) -> Result<Action, Refusal> {
-        // The protocol allows FUA on every command; it has an effect where bytes are stored.
-        let allowed = command_flag::FUA
-            | match request.command {
-                command::READ if self.agreement.is_structured => command_flag::DF,
-                command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
-                command::BLOCK_STATUS => command_flag::REQ_ONE,
-                _ => 0,
-            };
-        if request.flags & !allowed != 0 {
-            return Err((errno::EINVAL, "the command does not support these flags"));
-        }
-        let action = match request.command {
-            command::DISC => return Ok(Action::Disconnect),
-            command::FLUSH if request.offset == 0 && request.len == 0 => {
-                return Ok(Action::Serve(Op::Flush));
-            }
-            command::FLUSH => return Err((errno::EINVAL, "a flush has no range")),
-            command::READ => Action::Serve(Op::Read),
-            command::WRITE => Action::Serve(Op::Write),
-            command::TRIM => Action::Serve(Op::Discard),
-            command::WRITE_ZEROES => Action::Serve(Op::WriteZeroes),
-            command::CACHE => Action::Nothing,
-            command::BLOCK_STATUS => Action::Status,
-            _ => return Err((errno::EINVAL, "unknown command")),
-        };
-        self.check_range(request)?;
-        let is_change =
-            matches!(request.command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
-        if is_change && self.agreement.is_read_only {
-            return Err((errno::EPERM, "this export is read-only"));
-        }
-        match request.command {
-            command::READ | command::WRITE if u64::from(request.len) > BIO_BYTES_MAX => {
-                Err((errno::EINVAL, "the request is longer than 32 MiB"))
-            }
-            command::WRITE_ZEROES
-                if request.flags & command_flag::FAST_ZERO != 0
-                    && !self.known.as_ref().is_some_and(|known| known.has_fast_zeroes()) =>
-            {
-                Err((errno::ENOTSUP, "zeroes may take as long as a write"))
-            }
-            command::BLOCK_STATUS if !self.agreement.has_block_status => {
-                Err((errno::EINVAL, "no context was chosen in the handshake"))
-            }
-            _ => Ok(action),
-        }
-    }
-
-    fn check_range(&self, request: &Request) -> Result<(), Refusal> {
-        let len = u64::from(request.len);
-        if len == 0 {
-            return Err((errno::EINVAL, "the range is empty"));
-        }
-        let end = request.offset.checked_add(len);
-        if end.is_none_or(|end| end > self.size_bytes) {
-            // The protocol's errors: ENOSPC for commands that store bytes, EINVAL for all others.
-            let error = match request.command {
-                command::WRITE | command::WRITE_ZEROES => errno::ENOSPC,
-                _ => errno::EINVAL,
-            };
-            return Err((error, "the range goes beyond the end of the device"));
-        }
-        // Data is stored and read in whole sectors.
-        let is_aligned = (request.offset | len).is_multiple_of(SECTOR);
-        if !is_aligned && !matches!(request.command, command::CACHE | command::BLOCK_STATUS) {
-            return Err((errno::EINVAL, "the range is not a multiple of 512 bytes"));
-        }
-        Ok(())
     }
 
     /// Takes a write's header and the bytes of its payload that have arrived.
@@ -527,9 +452,13 @@ impl Session {
     fn submit(&mut self, request: Request, op: Op, buffer: Buffer, bios: &mut VecDeque<Bio>) {
         let slot = self.free.pop().expect("a header is only taken while a slot is free");
         self.held_bytes += buffer.len();
+        if !rules::is_whole(&request, self.agreement.block_bytes) {
+            let is_first = !std::mem::replace(&mut self.is_unaligned, true);
+            self.unaligned.count(is_first);
+        }
         let (next, seen, is_slow) = (request.offset, None, false);
         let pending = self.pending[slot].insert(Pending { request, op, next, seen, is_slow });
-        bios.push_back(next_piece(pending, slot, buffer));
+        bios.push_back(next_piece(pending, self.agreement.block_bytes, slot, buffer));
     }
 
     fn skip_payload(&mut self, request: &Request, refusal: Refusal, pool: &mut BufferPool) {
@@ -574,26 +503,20 @@ impl Session {
 }
 
 /// Creates the bio for the next part of the request's range: all of a read or write. Trims and
-/// zeroes, which may be up to 4 GiB long, are split into pieces.
-fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
+/// zeroes, which may be up to 4 GiB long, are split into pieces, at the bounds of blocks.
+fn next_piece(pending: &mut Pending, block_bytes: u32, slot: usize, buffer: Buffer) -> Bio {
     let Pending { request, op, next, .. } = pending;
     let end = request.offset + u64::from(request.len);
-    let len = (end - *next).min(BIO_BYTES_MAX);
+    let mut len = end - *next;
+    if len > BIO_BYTES_MAX {
+        let block_bytes = u64::from(block_bytes);
+        len = (*next + BIO_BYTES_MAX) / block_bytes * block_bytes - *next;
+    }
     let fua = request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush);
     let mut bio = Bio::bare(*op, *next, len, fua, slot as u64);
     bio.buffer = buffer;
+    // Even for a client that knows the block size: another table may have larger blocks.
+    bio.allows_parts = true;
     *next += len;
     bio
-}
-
-fn refusal_of(status: Status) -> Refusal {
-    match status {
-        Status::Io => (errno::EIO, "input/output error"),
-        Status::Corrupt => (errno::EIO, "data is damaged"),
-        Status::Timeout => (errno::EIO, "the device did not answer in time"),
-        Status::NoSpace => (errno::ENOSPC, "no space left"),
-        Status::ReadOnly => (errno::EPERM, "device is read-only"),
-        Status::Unsupported => (errno::ENOTSUP, "operation not supported"),
-        Status::Invalid => (errno::EINVAL, "invalid request"),
-    }
 }
