@@ -52,13 +52,20 @@ impl OpenExport {
         })
     }
 
+    fn value(&self, name: &str) -> Option<&FactValue> {
+        self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        match self.value(name) {
+            Some(FactValue::Number(number)) => *number,
+            _ => 0,
+        }
+    }
+
     /// The number of clients that broke the protocol, and the last one's violation.
     pub fn violations(&self) -> (u64, Option<&str>) {
-        let count = match self.value("violations") {
-            Some(FactValue::Number(count)) => *count,
-            _ => 0,
-        };
-        (count, self.text("last_violation"))
+        (self.number("violations"), self.text("last_violation"))
     }
 
     /// The error in newer certificates, which are not used.
@@ -66,15 +73,16 @@ impl OpenExport {
         self.text("certificates_problem")
     }
 
+    /// The number of clients that have sent requests that are not whole blocks.
+    pub fn unaligned_clients(&self) -> u64 {
+        self.number("unaligned_clients")
+    }
+
     fn text(&self, name: &str) -> Option<&str> {
         match self.value(name) {
             Some(FactValue::Text(text)) => Some(text),
             _ => None,
         }
-    }
-
-    fn value(&self, name: &str) -> Option<&FactValue> {
-        self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value)
     }
 }
 

@@ -217,6 +217,7 @@ struct Journal {
 struct ExportState {
     uri: String,
     violations: u64,
+    unaligned: u64,
     certificates_problem: Option<String>,
 }
 
@@ -242,7 +243,8 @@ impl Journal {
         said
     }
 
-    /// Clients that broke the protocol since the last check, and certificates that changed.
+    /// Since the last check: clients that broke the protocol, or began to send requests that are
+    /// not whole blocks, and certificates that changed.
     fn look_at_exports(&mut self, exports: &[OpenExport], said: &mut Vec<String>) {
         for export in exports {
             let known = self.exports.iter().find(|known| known.uri == export.uri);
@@ -256,11 +258,11 @@ impl Journal {
                     None => format!("{}: the new certificates are used", export.uri),
                 });
             }
-            let before = known.map_or(0, |known| known.violations);
+            let before = known.map_or((0, 0), |known| (known.violations, known.unaligned));
             let (count, last) = export.violations();
-            if count > before {
+            if count > before.0 {
                 let what = last.unwrap_or("unknown");
-                let new = count - before;
+                let new = count - before.0;
                 said.push(format!(
                     "{}: {new} clients disconnected for violating the protocol ({count} so far), \
                      the last one: {}",
@@ -268,10 +270,20 @@ impl Journal {
                     what.escape_debug()
                 ));
             }
+            let unaligned = export.unaligned_clients();
+            if unaligned > before.1 {
+                let new = unaligned - before.1;
+                said.push(format!(
+                    "{}: {new} clients send requests that are not whole blocks ({unaligned} so \
+                     far); these are served slowly: give clients the block size (nbd-client -b)",
+                    export.uri
+                ));
+            }
         }
         let state = |export: &OpenExport| ExportState {
             uri: export.uri.clone(),
             violations: export.violations().0,
+            unaligned: export.unaligned_clients(),
             certificates_problem: export.certificates_problem().map(str::to_owned),
         };
         self.exports = exports.iter().map(state).collect();
@@ -373,6 +385,32 @@ mod tests {
         assert_eq!(look(Some("/pki/server-key.pem holds no private key")).len(), 1);
         assert_eq!(look(None), ["nbds://[::1]:10809?tls=/pki: the new certificates are used"]);
         assert!(look(None).is_empty());
+    }
+
+    #[test]
+    fn a_client_without_the_block_size_is_logged_once() {
+        let now = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |clients| {
+            let fact = Fact {
+                name: "unaligned_clients",
+                value: FactValue::Number(clients),
+                about: "clients",
+            };
+            let export = OpenExport {
+                uri: "nbd://[::1]:1".into(),
+                client_uri: String::new(),
+                clients: 1,
+                facts: vec![fact],
+                notes: Vec::new(),
+            };
+            journal.look(&[], &[export], now)
+        };
+        assert!(look(0).is_empty());
+        let said = look(1);
+        assert!(said.len() == 1 && said[0].starts_with("nbd://[::1]:1: 1 clients"), "{said:?}");
+        assert!(look(1).is_empty());
+        assert!(look(3)[0].contains("2 clients send requests that are not whole blocks (3 so far"));
     }
 
     #[test]

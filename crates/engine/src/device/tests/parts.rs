@@ -8,7 +8,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::build::{BuildOptions, NamedDevices, build};
 use crate::device::{Device, LoadedTable};
-use crate::disk::{Disk, Effect, Fault, RamDisk, SimDisk};
+use crate::disk::{Disk, DiskIo, DiskLimits, Effect, Fault, RamDisk, Ring, SimDisk};
 use crate::error::Status;
 use crate::local::{Local, ManualClock};
 use crate::prng::Prng;
@@ -341,6 +341,23 @@ fn parts_are_as_durable_as_blocks() {
     all_pieces_are_durable().unwrap();
 }
 
+#[cfg(feature = "mutants")]
+#[test]
+fn every_mutant_of_parts_is_found() {
+    use crate::mutants::{self, Mutant};
+    for mutant in Mutant::PARTS {
+        mutants::set(Some(*mutant));
+        let found = all_pieces_are_durable()
+            .and_then(|()| a_table_is_replaced(BLOCK as u32))
+            .and_then(|()| {
+                let mut runs = (0..200).flat_map(|seed| TABLES.map(|table| (table, seed)));
+                runs.try_for_each(|(table, seed)| run(table, seed))
+            });
+        mutants::set(None);
+        assert!(found.is_err(), "{mutant:?} was not found");
+    }
+}
+
 #[test]
 fn an_error_of_any_piece_is_the_error_of_the_request() {
     let disk = Arc::new(SimDisk::new(MIB, BLOCK as u32));
@@ -373,9 +390,26 @@ fn an_error_of_any_piece_is_the_error_of_the_request() {
     }
 }
 
+/// A disk that refuses I/O that is not whole blocks, as disks of such blocks do.
+#[derive(Debug)]
+struct Strict(RamDisk);
+
+impl Disk for Strict {
+    fn limits(&self) -> &DiskLimits {
+        self.0.limits()
+    }
+
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        match (io.offset | io.len).is_multiple_of(BLOCK) {
+            true => self.0.start(io, ring),
+            false => ring.finish(io, Err(Status::Invalid)),
+        }
+    }
+}
+
 #[test]
 fn only_bios_that_allow_it_are_served_in_parts() {
-    let disk = Arc::new(RamDisk::new(MIB, BLOCK as u32));
+    let disk = Arc::new(Strict(RamDisk::new(MIB, BLOCK as u32)));
     let device = Device::with_table("d", load(&[("/a", disk)], TABLES[0])).unwrap();
     let mut local = client(&device);
     let mut status = |op: Op, range: Range<u64>, allows_parts: bool| {
@@ -384,7 +418,9 @@ fn only_bios_that_allow_it_are_served_in_parts() {
     };
     for op in [Op::Read, Op::Write, Op::WriteZeroes] {
         assert_eq!(status(op, 1..2, true), Ok(()));
+        assert_eq!(status(op, 512..2 * BLOCK + 512, true), Ok(()));
         assert_eq!(status(op, 1..2, false), Err(Status::Invalid));
+        assert!(status(op, 512..1024, false).is_err(), "the disk refuses it");
     }
     assert_eq!(status(Op::Write, SIZE - 1..SIZE, true), Ok(()));
     assert_eq!(status(Op::Write, SIZE - 1..SIZE + 1, true), Err(Status::NoSpace));
