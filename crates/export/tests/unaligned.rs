@@ -167,7 +167,7 @@ fn any_bytes_are_served_as_a_model_has_them() {
             let len = (1 + prng.below(most) as usize).next_multiple_of(unit).min(SIZE - at);
             let flags = if prng.one_in(8) { FUA } else { 0 };
             let what = format!("{table}, request {round}: {len} bytes at {at}");
-            unaligned += u64::from((at | len) % BLOCK > 0);
+            unaligned += u64::from(!(at | len).is_multiple_of(BLOCK));
             match prng.below(8) {
                 0..=3 => {
                     let data: Vec<u8> = (0..len).map(|byte| (byte + round) as u8).collect();
