@@ -18,8 +18,8 @@ CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
 PCACHE_NET = $(CARGO) test --locked -p udm --features mutants --test pcache every_mutant
 # Drains, and power cuts after orderly ends, the same.
 ENDS = $(CARGO) test --locked -p udm --features mutants --test ends
-# Flushes of disks, the same.
-FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib -- disk:: device::tests::telling
+# Flushes of disks, and requests that are parts of blocks, the same.
+FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib -- disk:: device::tests::telling device::tests::parts
 # The simulation, with those deliberate bugs that it must find.
 SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.

@@ -183,9 +183,10 @@ impl Device {
     /// [`Device::retry`] returns a parked bio to the device.
     #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
+        let may_want_locks = bio.allows_parts;
         let mut seat = self.seat(port);
         seat.submit(bio, port);
-        if seat.parts().wants_locks() {
+        if may_want_locks && seat.parts().wants_locks() {
             drop(seat);
             self.begin_locks(port.id);
         }

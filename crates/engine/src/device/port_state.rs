@@ -158,6 +158,40 @@ impl PortState {
         if self.is_suspended {
             return port.parked.push_back(bio);
         }
+        if bio.allows_parts || self.parts.is_active() {
+            return self.submit_any(bio, port);
+        }
+        let Some(table) = &self.table else { return port.finish(bio, Err(Status::Io)) };
+        if let Err(status) = table.check(&bio) {
+            return port.finish(bio, Err(status));
+        }
+        if bio.len == 0 && bio.op != Op::Flush {
+            return port.finish(bio, Ok(()));
+        }
+        if self.has_other_targets() {
+            bio.progress = 0;
+            bio.note = 0;
+        }
+        let mark = Mark::of(port);
+        self.in_flight += 1;
+        match table.lines() {
+            [only] => only.target.submit(bio, port),
+            lines => self.split.submit(lines, table.index_at(bio.offset), bio, port),
+        }
+        self.count_out(mark, port, false);
+    }
+
+    /// Whether the progress that a parked bio made with the earlier targets does not hold for the
+    /// new ones.
+    #[inline]
+    fn has_other_targets(&self) -> bool {
+        self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept)
+    }
+
+    /// Submits a bio that may be a part of blocks, or must respect the locks of blocks. Apart from
+    /// [`PortState::submit`], which would be slower with it.
+    #[cold]
+    fn submit_any(&mut self, mut bio: Bio, port: &mut Port) {
         if bio.part == Part::Request {
             return self.resume_parts(bio, port);
         }
@@ -171,12 +205,11 @@ impl PortState {
         if bio.allows_parts && !table.is_whole(&bio) {
             return self.begin_parts(bio, port);
         }
-        if self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept) {
-            // The progress that a bio made with the earlier targets does not hold for the new ones.
+        if self.has_other_targets() {
             bio.progress = 0;
             bio.note = 0;
         }
-        if self.parts.is_active() && !self.parts.admit(&mut bio) {
+        if !self.parts.admit(&mut bio) {
             return port.parked.push_back(bio);
         }
         let mark = Mark::of(port);
@@ -186,7 +219,6 @@ impl PortState {
     }
 
     /// Gives a bio of whole blocks to the targets.
-    #[inline]
     fn enter(&mut self, bio: Bio, port: &mut Port) {
         let table = self.table.as_ref().expect("a table stays while bios are inside");
         match table.lines() {
@@ -284,6 +316,12 @@ impl PortState {
         if self.parts.is_active() {
             self.settle_parts(mark, port);
         }
+        self.count_out(mark, port, is_refusal);
+    }
+
+    /// The same without pieces of requests.
+    #[inline]
+    fn count_out(&mut self, mark: Mark, port: &mut Port, is_refusal: bool) {
         let done = port.done.len().checked_sub(mark.done).expect("targets only add to `done`");
         let parked =
             port.parked.len().checked_sub(mark.parked).expect("targets only add to `parked`");
@@ -366,6 +404,7 @@ impl PortState {
     }
 
     /// Processes the bios that targets put out since `mark`: pieces continue their requests.
+    #[cold]
     fn settle_parts(&mut self, mark: Mark, port: &mut Port) {
         loop {
             let is_piece = |bio: &Bio| bio.part == Part::Piece;

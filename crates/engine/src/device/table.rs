@@ -193,8 +193,8 @@ impl Active {
             }
             Op::Discard | Op::WriteZeroes => {}
         }
-        let are_sectors = (bio.offset | bio.len).is_multiple_of(SECTOR);
-        if !(are_sectors || bio.allows_parts) || bio.len > BIO_BYTES_MAX {
+        let is_whole = (bio.offset | bio.len).is_multiple_of(SECTOR);
+        if !is_whole && !bio.allows_parts || bio.len > BIO_BYTES_MAX {
             return Err(Status::Invalid);
         }
         match bio.offset.checked_add(bio.len) {
