@@ -5,11 +5,13 @@
 //!    that returns to a line rarely; the source is in the caches.
 //! 3. Copies are timed in batches, each copy with the fence that makes it durable. The contenders
 //!    take turns within each round.
+//! 4. A measurement ends at its limit, with the rounds that it has: some virtual machines need
+//!    half a minute for all of them.
 
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::prng::Prng;
 
@@ -32,6 +34,8 @@ pub const SCRATCH_BYTES: u64 = WINDOW_AT + WINDOW;
 const BATCH_BYTES: usize = 128 << 10;
 /// Rounds of the measurement before a first use.
 const ROUNDS: usize = 7;
+/// The longest time for that.
+const LIMIT: Duration = Duration::from_secs(2);
 /// The usual primitive is kept unless another one is faster by this factor.
 const WORTH_IT: f64 = 0.98;
 
@@ -160,17 +164,26 @@ impl Measured<'_> {
 }
 
 /// Measures all `contenders` on `pmem`, whose content stays the same; its copy plan does not.
-/// `None` if the medium fails or is too small.
-pub fn measure(pmem: &mut DaxPmem, contenders: &[Contender<'_>], rounds: usize) -> Option<Times> {
+/// `None` if the medium fails or is too small. After `limit`, rounds are missing or cut off.
+pub fn measure(
+    pmem: &mut DaxPmem,
+    contenders: &[Contender<'_>],
+    rounds: usize,
+    limit: Duration,
+) -> Option<Times> {
     let window = WINDOW.min(pmem.len_bytes().saturating_sub(WINDOW_AT));
     if window < 4 << 20 {
         return None;
     }
     let mut times = Times(vec![Default::default(); contenders.len()]);
     let mut medium = Measured { pmem, window, prng: Prng::new(5), next: 0, source: Vec::new() };
+    let begun = Instant::now();
     for round in 0..rounds {
         for pattern in Pattern::ALL {
             for (nth, size) in SIZES.into_iter().enumerate() {
+                if begun.elapsed() >= limit {
+                    return Some(times);
+                }
                 let places = medium.places(size, pattern);
                 for turn in 0..contenders.len() {
                     // The contenders take turns at being first.
@@ -185,9 +198,13 @@ pub fn measure(pmem: &mut DaxPmem, contenders: &[Contender<'_>], rounds: usize) 
     Some(times)
 }
 
-/// The best plan by the measured times of `primitives`, which came first among the contenders.
+/// The best plan by the measured times of `primitives`, which came first among the contenders; the
+/// usual one if a size was not measured.
 pub fn choose(primitives: &[Primitive], times: &Times) -> CopyPlan {
     let usual = CopyPlan::usual();
+    if times.0.iter().flatten().flatten().any(Vec::is_empty) {
+        return usual;
+    }
     let mut by_class = [usual.choose(0); COPY_CLASSES];
     for class in 1..COPY_CLASSES {
         let sizes: Vec<usize> =
@@ -226,9 +243,9 @@ pub(super) fn find_plan(pmem: &mut DaxPmem, may_store: bool) -> Option<CopyPlan>
     let times = match Scratch::beside(Path::new(&place)) {
         Some(scratch) => {
             let mut pmem = DaxPmem::open(&scratch.0, DaxOptions::default()).ok()?;
-            measure(&mut pmem, &contenders, ROUNDS)
+            measure(&mut pmem, &contenders, ROUNDS, LIMIT)
         }
-        None if may_store => measure(pmem, &contenders, ROUNDS),
+        None if may_store => measure(pmem, &contenders, ROUNDS, LIMIT),
         None => None,
     };
     Some(choose(&primitives, &times?))
@@ -295,13 +312,15 @@ mod tests {
         pmem.store(0, &content);
         let primitives = candidates();
         let contenders: Vec<_> = primitives.iter().map(|one| Contender::Only(*one)).collect();
-        let times = measure(&mut pmem, &contenders, 1).unwrap();
+        let times = measure(&mut pmem, &contenders, 1, Duration::MAX).unwrap();
         let mut after = vec![0; content.len()];
         pmem.load(0, &mut after).unwrap();
         assert!(content == after);
         for pattern in Pattern::ALL {
             assert!((0..SIZES.len()).all(|size| times.median(0, size, pattern) > 0.0));
         }
+        let times = measure(&mut pmem, &contenders, 1, Duration::ZERO).unwrap();
+        assert_eq!(choose(&primitives, &times), CopyPlan::usual());
     }
 
     #[test]
