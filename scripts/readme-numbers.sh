@@ -6,11 +6,17 @@
 #
 #   make bench TRACES=/path/to/traces && scripts/readme-numbers.sh
 #   scripts/readme-numbers.sh docs/bench-numbers.json     shows the same numbers again
+#   scripts/readme-numbers.sh some.json                   if it has some studies only, these are renewed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 numbers=${1:-report/numbers.json}
 kept=docs/bench-numbers.json
 [ -s "$numbers" ] || { echo "$numbers is not there; run: make bench TRACES=/path/to/traces" >&2; exit 1; }
+some=$(mktemp)
+trap 'rm -f "$some"' EXIT
+jq --slurpfile kept "$kept" '. as $new | $kept[0] | map(.study.name as $name |
+  (first($new[] | select(.study.name == $name)) // .))' "$numbers" > "$some"
+[ "$(jq length "$numbers")" -ge "$(jq length "$kept")" ] || numbers=$some
 for trace in OLTP w106 cloudPhysicsIO; do
   grep -qF "\"$trace: " "$numbers" || {
     echo "$numbers has no hit ratios of the trace $trace; run: make bench TRACES=/path/to/traces" >&2

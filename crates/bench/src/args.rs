@@ -167,7 +167,7 @@ study says whether the machine was too noisy to trust its absolute numbers.
 Examples:
   udm-bench randwrite --path /data/test.img     a summary in two screens
   udm-bench latency --target writecache-p
-  udm-bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
+  udm-bench copy --cache /dev/dax0.0            measures, leaves the content alone
   udm-bench iomodes --path /data                what ?io= means there
   udm-bench pagecache --device /dev/nvme1n1     reads of it; --destroy for writes
   udm-bench exports                               the cost of each export of a device
@@ -214,6 +214,9 @@ pub struct BenchArgs {
     /// writeback, randwrite: pcache and writecache over a file that is reached in these ways
     #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_enum)]
     pub io: Vec<IoName>,
+    /// copy: let later servers on this machine use the result
+    #[arg(long)]
+    pub remember: bool,
     /// Flamegraphs of each case, of the program and the kernel (perf events)
     #[arg(long)]
     pub flame: bool,
@@ -287,6 +290,9 @@ pub struct JobArgs {
     /// Seconds of load before each measure
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub ramp_time: Option<Duration>,
+    /// Requests per second, of all jobs together, instead of as many as possible; with --iodepth 1
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Percent of reads in a mixed load
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub rwmixread: Option<u32>,
@@ -307,6 +313,7 @@ impl JobArgs {
             io_size: self.io_size.unwrap_or(job.io_size),
             runtime: self.runtime.unwrap_or(job.runtime),
             ramp_time: self.ramp_time.unwrap_or(job.ramp_time),
+            rate: self.rate.unwrap_or(job.rate),
             rwmixread: self.rwmixread.unwrap_or(job.rwmixread),
             randseed: self.randseed.unwrap_or(job.randseed),
             ..job

@@ -84,6 +84,9 @@ pub struct Job {
     pub fua: bool,
     /// A flush after each run of this many writes; 0: none.
     pub fsync: u32,
+    /// Requests per second, of all jobs together; 0: as many as possible. It needs one request in
+    /// flight for each job.
+    pub rate: u32,
     /// Requests are counted over time in slices of this length.
     pub slice: Duration,
 }
@@ -104,6 +107,7 @@ impl Default for Job {
             randseed: 1,
             fua: false,
             fsync: 0,
+            rate: 0,
             slice: Duration::from_millis(50),
         }
     }
@@ -132,6 +136,9 @@ impl Job {
         if self.fsync > 0 {
             text += &format!(" fsync={}", self.fsync);
         }
+        if self.rate > 0 {
+            text += &format!(" rate={}/s", self.rate);
+        }
         text
     }
 
@@ -156,6 +163,9 @@ impl Job {
         }
         if self.fsync > 0 {
             arguments.push(format!("--fsync={}", self.fsync));
+        }
+        if self.rate > 0 {
+            arguments.push(format!("--rate_iops={}", (self.rate / self.numjobs).max(1)));
         }
         arguments
     }

@@ -2,6 +2,8 @@
 //!
 //! The clock is read once for each request: its time is what passed since the one before at depth
 //! 1, and since it was submitted otherwise. Reading takes tens of nanoseconds, which are included.
+//! In a load with a rate, the time of a request that is late, because the one before it was slow,
+//! begins when it was due. So a stall counts for all requests that it delays.
 
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
@@ -82,9 +84,36 @@ impl Reached {
     }
 }
 
+/// The requests of a load with a rate.
+struct Pace {
+    /// When the next one is due.
+    due: Instant,
+    interval: Duration,
+    /// How late the thread woke up for the last one that was not late itself. No request's time
+    /// includes that.
+    overslept: Duration,
+}
+
+impl Pace {
+    /// Waits until the next request is due. Returns when its time begins.
+    fn wait(&mut self, now: Instant) -> Instant {
+        let due = self.due;
+        self.due += self.interval;
+        if due <= now {
+            return now.min(due + self.overslept);
+        }
+        std::thread::sleep(due - now);
+        let woken = Instant::now();
+        self.overslept = woken.saturating_duration_since(due);
+        woken
+    }
+}
+
 /// One job's part of a load.
 struct Worker<'a> {
     job: &'a Job,
+    /// Its number among the jobs.
+    nth: u32,
     local: Local,
     prng: Prng,
     /// Blocks of the device, and the next one of a sequential job.
@@ -94,6 +123,7 @@ struct Worker<'a> {
     /// When each request in flight was submitted.
     submitted: Vec<Instant>,
     unflushed: u32,
+    pace: Option<Pace>,
     reached: Reached,
 }
 
@@ -101,6 +131,7 @@ struct Worker<'a> {
 pub fn run(device: &Arc<Device>, job: &Job) -> Result<Reached> {
     let size = job.size.min(device.size_bytes().saturating_sub(job.offset));
     ensure!(size / job.bs > 0, "size={size} holds no request of bs={}", job.bs);
+    ensure!(job.rate == 0 || job.iodepth == 1, "--rate needs --iodepth 1");
     let _case = flame::case_if_unnamed(|| {
         let Job { rw, bs, iodepth, numjobs, .. } = job;
         let bs = Unit::Bytes.text(*bs as f64);
@@ -145,6 +176,7 @@ impl Worker<'_> {
         let spare = (0..job.iodepth).map(fresh).collect();
         Ok(Worker {
             job,
+            nth,
             local: Local::new(device)?,
             prng,
             blocks,
@@ -152,6 +184,7 @@ impl Worker<'_> {
             spare,
             submitted: vec![Instant::now(); job.iodepth as usize],
             unflushed: 0,
+            pace: None,
             reached: Reached::new(job.slice),
         })
     }
@@ -165,7 +198,14 @@ impl Worker<'_> {
         self.reached.timeline.begin(begun, until - begun);
         let mut left = (self.job.io_size / u64::from(self.job.numjobs) / self.job.bs).max(1);
         let (mut first, mut now) = (begun, Instant::now());
+        if self.job.rate > 0 {
+            let interval = Duration::from_secs(1) * self.job.numjobs / self.job.rate;
+            // Jobs begin one after the other.
+            let due = begun + interval * self.nth / self.job.numjobs;
+            self.pace = Some(Pace { due, interval, overslept: Duration::ZERO });
+        }
         for token in 0..u64::from(self.job.iodepth) {
+            now = self.pace.as_mut().map_or(now, |pace| pace.wait(now));
             self.submit(token, now);
         }
         let mut in_flight = self.job.iodepth;
@@ -192,6 +232,7 @@ impl Worker<'_> {
                 in_flight -= 1;
             } else {
                 now = self.flush_if_due(is_read, now)?;
+                now = self.pace.as_mut().map_or(now, |pace| pace.wait(now));
                 self.submit(token, now);
             }
         }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::results::Page;
 use crate::results::{Claim, Table};
-use crate::studies::DIFFERENCES;
+use crate::studies::{DIFFERENCES, EQUAL_RATES};
 
 /// Studies with tables that are quoted, and how the titles of those begin.
 const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)];
@@ -12,8 +12,19 @@ const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)]
 const TOLD: [&str; 4] = ["copy", "nbd", "recovery", "scaling"];
 /// Facts that are quoted.
 const LOAD: &str = "load";
-/// The one table that the README quotes: of which study, and how its title begins.
-const FIRST: (&str, &str) = ("randwrite", "fio over NBD");
+/// The study with the tables of the README.
+const FIRST: &str = "randwrite";
+/// For each table: the start of its title, the text above it, and the rows (a part of their names)
+/// and columns that are shown.
+const FIRST_TABLES: [(&str, &str, &str, &[&str]); 2] = [
+    ("fio over NBD", "", "", &["IOPS", "p50", "p99", "p99.9", "worst"]),
+    (
+        EQUAL_RATES,
+        "\nAt half of the rate that the backing device alone reached:\n",
+        " 50 %",
+        &["p50", "p99", "p99.9"],
+    ),
+];
 
 /// The quoted part of `pages`: small enough to be kept with the documents.
 pub fn main_numbers(pages: &[Page]) -> Vec<Page> {
@@ -41,10 +52,10 @@ fn is_told(study: &str, claim: &Claim) -> bool {
     TOLD.contains(&study) || claim.promise.is_some()
 }
 
-/// The part for the README: one table, and whether its study can be trusted.
+/// The part for the README: its tables, and whether their study can be trusted.
 pub fn first(pages: &[Page]) -> String {
     let mut out = String::new();
-    for Page { machine, study } in pages.iter().filter(|page| page.study.name == FIRST.0) {
+    for Page { machine, study } in pages.iter().filter(|page| page.study.name == FIRST) {
         let _ = writeln!(
             out,
             "Measured on {},\n{}, udm {}, by `udm bench {}`:",
@@ -53,8 +64,12 @@ pub fn first(pages: &[Page]) -> String {
             machine.udm,
             study.name
         );
-        let tables = study.tables.iter().filter(|table| table.title.starts_with(FIRST.1));
-        tables.for_each(|one| table(&mut out, one));
+        for (title, above, rows, columns) in FIRST_TABLES {
+            let found = study.tables.iter().find(|table| table.title.starts_with(title));
+            let Some(found) = found else { continue };
+            out.push_str(above);
+            table(&mut out, found, rows, |name| columns.contains(&name));
+        }
         let noise = study.noise.as_ref().filter(|noise| !noise.is_quiet);
         if let Some(noise) = noise {
             let reasons = noise.reasons();
@@ -86,7 +101,7 @@ pub fn write(pages: &[Page]) -> String {
         for (name, value) in study.facts.iter().filter(|(name, _)| name == LOAD) {
             let _ = writeln!(out, "({name}: `{value}`).");
         }
-        tables.into_iter().for_each(|one| table(&mut out, one));
+        tables.into_iter().for_each(|one| table(&mut out, one, "", |_| true));
     }
     out.push_str("\n| study | what | measured | promised |\n|---|---|---|---|\n");
     for page in pages {
@@ -122,12 +137,17 @@ pub fn write(pages: &[Page]) -> String {
     out
 }
 
-fn table(out: &mut String, table: &Table) {
-    let names: Vec<&str> = table.columns.iter().map(|column| column.name.as_str()).collect();
+/// A table with the rows whose names have `rows` in them, and the columns that `is_shown` accepts.
+fn table(out: &mut String, table: &Table, rows: &str, is_shown: impl Fn(&str) -> bool) {
+    let columns = table.columns.iter().enumerate();
+    let (shown, names): (Vec<usize>, Vec<&str>) = columns
+        .map(|(nth, column)| (nth, column.name.as_str()))
+        .filter(|(_, name)| is_shown(name))
+        .unzip();
     let _ = writeln!(out, "\n| {} | {} |", table.title, names.join(" | "));
     let _ = writeln!(out, "|---|{}", "---:|".repeat(names.len()));
-    for row in &table.rows {
-        let cells: Vec<String> = (0..names.len()).map(|nth| table.cell(row, nth)).collect();
+    for row in table.rows.iter().filter(|row| row.name.contains(rows)) {
+        let cells: Vec<String> = shown.iter().map(|nth| table.cell(row, *nth)).collect();
         let _ = writeln!(out, "| {} | {} |", row.name, cells.join(" | "));
     }
 }

@@ -68,7 +68,13 @@ const RATE_COLUMNS: [&str; 3] = ["IOPS", "p50", "p99.9"];
 /// the cause.
 type Miss = (&'static str, &'static str, &'static str, &'static str);
 
-const MISSES: [Miss; 22] = [
+const MISSES: [Miss; 23] = [
+    (
+        "randwrite",
+        "of the backing's rate",
+        "p99.9 at equal rates / backing's",
+        "fio spins between requests: with server and write-back, three threads on two processors",
+    ),
     ("steady", "8 jobs: p99.9 / p50", "8 jobs: p99.9 / p50", "unknown; repeats differ widely"),
     (
         "steady",
@@ -205,6 +211,11 @@ pub fn write(pages: &[Page]) -> Result<String> {
             .filter_map(|(nth, column)| RATE_COLUMNS.contains(&&*column.name).then_some(nth))
             .collect();
         table(&mut out, question, found, &shown);
+    }
+    let later = pages.iter().filter(|page| page.machine.date != machine.date);
+    for Page { machine, study } in later {
+        let (date, kernel) = (&machine.date, &machine.kernel);
+        let _ = writeln!(out, "\n`{}` was measured on {date}, Linux {kernel}.", study.name);
     }
     for (question, rows) in QUESTIONS {
         let _ = writeln!(out, "\n**{question}**\n\n| study | what | measured | target |");

@@ -55,6 +55,7 @@ pub struct Setup {
     blocks: Vec<u64>,
     device: Option<PathBuf>,
     may_destroy: bool,
+    may_remember: bool,
     io: Vec<IoName>,
     backing: OnceLock<Backing>,
     _dirty_ratio: Option<DirtyRatio>,
@@ -123,6 +124,7 @@ impl Setup {
             blocks: args.blocks.clone(),
             device: args.device.clone(),
             may_destroy: args.destroy,
+            may_remember: args.remember,
             io: args.io.clone(),
             backing: OnceLock::new(),
             _dirty_ratio: args.dirty_ratio.map(DirtyRatio::set).transpose()?,
@@ -179,6 +181,11 @@ impl Setup {
     /// Whether what is on it may be lost.
     pub fn may_destroy(&self) -> bool {
         self.may_destroy
+    }
+
+    /// Whether later servers may use what was measured.
+    pub fn may_remember(&self) -> bool {
+        self.may_remember
     }
 
     /// The backing device's path, with all its blocks written.

@@ -1,7 +1,11 @@
 //! The dm-pcache study: a load on the backing device alone and through the cache, in process and
 //! with fio over NBD. `randwrite` is its published load; `job` takes any.
 
-use std::path::Path;
+mod rates;
+
+pub use rates::EQUAL_RATES;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -44,8 +48,8 @@ struct Measured {
 }
 
 impl Measured {
-    fn add(&mut self, values: [f64; COLUMNS.len()], percentiles: Vec<f64>) {
-        for (all, value) in self.values.iter_mut().zip(values) {
+    fn add(&mut self, iops: f64, times: [f64; COLUMNS.len() - 1], percentiles: Vec<f64>) {
+        for (all, value) in self.values.iter_mut().zip([iops].into_iter().chain(times)) {
             all.push(value);
         }
         self.percentiles.push(percentiles);
@@ -79,7 +83,7 @@ pub fn randwrite(setup: &Setup) -> Result<Study> {
          between; what happens without pauses is in the study steady.",
     );
     let job = Job { rw: Rw::Randwrite, ..Job::default() };
-    run(setup, job, &[1, 8], &mut study)?;
+    run(setup, job, &[1, 8], &mut study, setup.asked().rate.is_none())?;
     study.tables.push(published());
     study.notes.push(
         "Published: what the author of the kernel's dm-pcache measured with it, on another \
@@ -97,11 +101,25 @@ pub fn job(setup: &Setup) -> Result<Study> {
         "The load on the backing device alone and through udm. The cache has its default settings \
          and was filled three times before anything counts; all is written back between measures.",
     );
-    run(setup, Job::default(), &[1], &mut study)?;
+    run(setup, Job::default(), &[1], &mut study, false)?;
     Ok(study)
 }
 
-fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()> {
+/// The measured devices: the backing device alone, and the cache before it.
+struct Sides {
+    devices: [Arc<Device>; 2],
+    sockets: [PathBuf; 2],
+    /// Whether fio can use them over NBD.
+    with_fio: bool,
+}
+
+fn run(
+    setup: &Setup,
+    job: Job,
+    numjobs: &[u32],
+    study: &mut Study,
+    with_rates: bool,
+) -> Result<()> {
     let small = Job { io_size: 96 * MIB, runtime: std::time::Duration::from_millis(700), ..job };
     let job = setup.job(if setup.is_small { small } else { job });
     let job = Job { slice: std::time::Duration::from_millis(10), ..job };
@@ -114,13 +132,16 @@ fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()
     study.fact("repeats", repeats.to_string());
     // Both devices have the same disk below. Here it does no harm that each one's writes change the
     // other's data.
-    let devices = [linear_device(disk)?, cached];
-    let sockets = ["alone", "cached"].map(|name| setup.places.memory.path(name));
-    let with_fio = has_fio_nbd();
+    let sides = Sides {
+        devices: [linear_device(disk)?, cached],
+        sockets: ["alone", "cached"].map(|name| setup.places.memory.path(name)),
+        with_fio: has_fio_nbd(),
+    };
+    let Sides { devices, sockets, with_fio } = &sides;
     let exports = [Export::new(&devices[0], &sockets[0])?, Export::new(&devices[1], &sockets[1])?];
     let mut inside: Vec<Pair> = numjobs.iter().map(|_| Pair::default()).collect();
     let mut outside: Vec<Pair> = numjobs.iter().map(|_| Pair::default()).collect();
-    for device in &devices {
+    for device in devices {
         // Memory is touched and code is loaded before anything counts.
         load::run(device, &Job { io_size: job.io_size / 4, ..job.clone() })?;
         settle(device)?;
@@ -131,54 +152,71 @@ fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()
             let randseed = job.randseed + repeat as u64;
             let job = Job { numjobs: *count, randseed, ..job.clone() };
             for side in 0..2 {
-                in_process(&devices[side], &job, &mut inside[nth][side])?;
-                if with_fio {
-                    over_nbd(&devices[side], &sockets[side], &job, &mut outside[nth][side])?;
+                sides.in_process(side, &job, &mut inside[nth][side])?;
+                if *with_fio {
+                    sides.over_nbd(side, &job, &mut outside[nth][side])?;
                 }
             }
         }
     }
-    drop(exports);
     show(study, "in process", &numjobs, &inside);
-    if with_fio {
+    if *with_fio {
         show(study, "fio over NBD", &numjobs, &outside);
-    } else {
+    }
+    if with_rates {
+        let pairs = if *with_fio { &outside } else { &inside };
+        let alone = numjobs.iter().zip(pairs);
+        let alone: Vec<(u32, f64)> =
+            alone.map(|(count, pair)| (*count, median(&pair[0].values[0]))).collect();
+        rates::run(study, &sides, &job, &alone, repeats)?;
+    }
+    drop(exports);
+    if !with_fio {
         study.notes.push("fio with its NBD engine is not installed: NBD was not measured.".into());
     }
     Ok(())
 }
 
-fn in_process(device: &Arc<Device>, job: &Job, measured: &mut Measured) -> Result<()> {
-    let reached = load::run(device, job)?;
-    settle(device)?;
-    let all = reached.all();
-    let at = |percent| all.percentile(percent);
-    let values = [reached.iops(), all.mean(), at(50.0), at(99.0), at(99.9), at(99.99), all.worst()];
-    let begun = measured.seconds;
-    measured.rates.extend(reached.timeline.rates().iter().map(|(x, y)| (begun + x, *y)));
-    measured.seconds += reached.seconds;
-    measured.add(values, PERCENTS.map(at).to_vec());
-    Ok(())
-}
+impl Sides {
+    /// The way that the main table is about.
+    fn way(&self) -> &'static str {
+        if self.with_fio { "fio over NBD" } else { "in process" }
+    }
 
-fn over_nbd(device: &Arc<Device>, socket: &Path, job: &Job, measured: &mut Measured) -> Result<()> {
-    let result = fio::nbd(socket, job, &PERCENTS)?;
-    settle(device)?;
-    let at = |percent: f64| {
-        let place = PERCENTS.iter().position(|one| *one == percent);
-        place.map_or(f64::NAN, |place| result.percentiles[place])
-    };
-    let values = [
-        result.iops,
-        result.mean_nanos,
-        at(50.0),
-        at(99.0),
-        at(99.9),
-        at(99.99),
-        result.worst_nanos,
-    ];
-    measured.add(values, result.percentiles.clone());
-    Ok(())
+    /// Runs `job` in that way.
+    fn measure(&self, side: usize, job: &Job, measured: &mut Measured) -> Result<()> {
+        match self.with_fio {
+            true => self.over_nbd(side, job, measured),
+            false => self.in_process(side, job, measured),
+        }
+    }
+
+    fn in_process(&self, side: usize, job: &Job, measured: &mut Measured) -> Result<()> {
+        let device = &self.devices[side];
+        let reached = load::run(device, job)?;
+        settle(device)?;
+        let all = reached.all();
+        let at = |percent| all.percentile(percent);
+        let times = [all.mean(), at(50.0), at(99.0), at(99.9), at(99.99), all.worst()];
+        let begun = measured.seconds;
+        measured.rates.extend(reached.timeline.rates().iter().map(|(x, y)| (begun + x, *y)));
+        measured.seconds += reached.seconds;
+        measured.add(reached.iops(), times, PERCENTS.map(at).to_vec());
+        Ok(())
+    }
+
+    fn over_nbd(&self, side: usize, job: &Job, measured: &mut Measured) -> Result<()> {
+        let result = fio::nbd(&self.sockets[side], job, &PERCENTS)?;
+        settle(&self.devices[side])?;
+        let at = |percent: f64| {
+            let place = PERCENTS.iter().position(|one| *one == percent);
+            place.map_or(f64::NAN, |place| result.percentiles[place])
+        };
+        let (mean, worst) = (result.mean_nanos, result.worst_nanos);
+        let times = [mean, at(50.0), at(99.0), at(99.9), at(99.99), worst];
+        measured.add(result.iops, times, result.percentiles);
+        Ok(())
+    }
 }
 
 fn jobs(count: u32) -> String {

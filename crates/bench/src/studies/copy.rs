@@ -1,7 +1,9 @@
 //! Which instructions copy fastest to the cache device: the table of the dm-writecache study for
 //! this machine, with udm's choice.
 //!
-//! The result is remembered: servers that open such a medium on this machine use it.
+//! With `--remember`, servers that open such a medium on this machine use the result.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use udm::pmem::calibrate::{
@@ -38,8 +40,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "which instructions copy fastest, and which udm uses",
         "Copies of each size to the medium, with the fence that makes them durable, timed in \
          batches; lines are out of the processor's caches when a copy begins. Contenders take \
-         turns within each round; medians over rounds. What was chosen is marked with * and \
-         remembered: `udm create` uses it on such media.",
+         turns within each round; medians over rounds. What was chosen is marked with *; with \
+         --remember, `udm create` uses it on such media.",
     );
     study.fact("medium", format!("{}, {}", pmem.medium().name, pmem.medium().description));
     if primitives.is_empty() || pmem.medium().persistence != Persistence::Cpu {
@@ -51,16 +53,18 @@ pub fn run(setup: &Setup) -> Result<Study> {
     contenders.push(Contender::Plan(plan));
     let copy = library.as_ref().map(|library| |at: u64, bytes: &[u8]| library.store(at, bytes));
     contenders.extend(copy.as_ref().map(|copy| Contender::Other(copy)));
-    let times = measure(&mut pmem, &contenders, rounds).context("the medium failed")?;
+    let times = measure(&mut pmem, &contenders, rounds, Duration::MAX);
+    let times = times.context("the medium failed")?;
     let view =
         View { primitives: &primitives, plan, times: &times, has_library: library.is_some() };
     view.fill(&mut study);
-    let remembered = state_dir().map(|folder| remember(&folder, &Key::of(&pmem), &plan));
     study.fact("rounds", rounds.to_string());
-    match remembered {
-        Some(Ok(path)) => study.fact("remembered in", path.display().to_string()),
-        Some(Err(error)) => study.notes.push(format!("It could not be remembered: {error}.")),
-        None => study.notes.push("It could not be remembered: no state directory.".into()),
+    if setup.may_remember() {
+        match state_dir().map(|folder| remember(&folder, &Key::of(&pmem), &plan)) {
+            Some(Ok(path)) => study.fact("remembered in", path.display().to_string()),
+            Some(Err(error)) => study.notes.push(format!("It could not be remembered: {error}.")),
+            None => study.notes.push("It could not be remembered: no state directory.".into()),
+        }
     }
     Ok(study)
 }
@@ -69,8 +73,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
 /// repeating it.
 fn find_plan(pmem: &mut DaxPmem, primitives: &[Primitive], rounds: usize) -> Result<CopyPlan> {
     let contenders: Vec<_> = primitives.iter().map(|one| Contender::Only(*one)).collect();
-    let times = measure(pmem, &contenders, rounds).context("the medium failed, or is too small")?;
-    Ok(choose(primitives, &times))
+    let times = measure(pmem, &contenders, rounds, Duration::MAX);
+    Ok(choose(primitives, &times.context("the medium failed, or is too small")?))
 }
 
 /// The measurements: first each primitive, then udm, then libpmem.

@@ -49,6 +49,7 @@ pub const STUDIES_OF_ALL: [&str; 17] = [
     "dmcache",
 ];
 
+pub use compare::EQUAL_RATES;
 pub use hitratio::DIFFERENCES;
 
 /// Runs one study.
