@@ -112,8 +112,17 @@ fn a_file_below_a_loop_device_is_refused_and_the_other_way_round() {
     for table in tables(&udm, &used) {
         is_refused_for(&udm, &table, &format!("{} (`losetup --detach", text(&device.0)));
     }
+    let (reads, table) = (
+        format!("0 32768 linear {}?readonly 0", text(&used)),
+        format!("0 32768 linear {} 0", text(&used)),
+    );
+    is_refused_for(&udm, &reads, text(&device.0));
     drop(device);
-    let table = format!("0 32768 linear {} 0", text(&used));
+    let Some(device) = Loop::attach(&used, &["--read-only"]) else { return };
+    is_refused_for(&udm, &table, text(&device.0));
+    udm.ok(&["create", "v", "--table", &reads]);
+    udm.ok(&["remove", "v"]);
+    drop(device);
     udm.ok(&["create", "first", "--table", &table]);
     let Some(device) = Loop::attach(&used, &[]) else { return };
     for table in tables(&udm, &device.0) {
@@ -149,6 +158,113 @@ fn loop_devices_of_one_file_share_no_byte() {
     udm.ok(&["remove", "last"]);
     udm.ok(&["create", "v", "--table", &table(&middle)]);
     udm.ok(&["remove", "v"]);
+}
+
+/// The loop device `above` has all of the block device `below`.
+#[test]
+fn a_device_below_a_loop_device_is_refused_and_the_other_way_round() {
+    let udm = Udm::new();
+    let used = udm.file("used", 512 * MIB);
+    let Some(below) = Loop::attach(&used, &[]) else { return };
+    let Some(above) = Loop::attach(&below.0, &[]) else { return };
+    for table in tables(&udm, &below.0) {
+        is_refused_for(&udm, &table, &format!("{} (`losetup --detach", text(&above.0)));
+    }
+    let line = |device: &Loop, words: &str| format!("0 32768 linear {}{words} 0", text(&device.0));
+    is_refused_for(&udm, &line(&below, "?readonly"), text(&above.0));
+    drop(above);
+    udm.ok(&["create", "first", "--table", &line(&below, "")]);
+    let Some(above) = Loop::attach(&below.0, &[]) else { return };
+    for table in tables(&udm, &above.0) {
+        is_refused_for(&udm, &table, &format!("which has its file {}", text(&below.0)));
+    }
+    is_refused_for(&udm, &line(&above, "?readonly"), text(&below.0));
+    udm.ok(&["remove", "first"]);
+    udm.ok(&["create", "v", "--table", &line(&above, "")]);
+    udm.ok(&["remove", "v"]);
+}
+
+#[test]
+fn a_loop_device_whose_file_has_another_name_or_none_is_refused() {
+    let udm = Udm::new();
+    let used = udm.file("used", 32 * MIB);
+    udm.ok(&["create", "first", "--table", &format!("0 32768 linear {} 0", text(&used))]);
+    let Some(device) = Loop::attach(&used, &[]) else { return };
+    let table = format!("0 32768 linear {} 0", text(&device.0));
+    let moved = udm.path("moved");
+    std::fs::rename(&used, &moved).unwrap();
+    let who = format!("process {}", udm.pid("first"));
+    is_refused_for(&udm, &table, &who);
+    std::fs::remove_file(&moved).unwrap();
+    is_refused_for(&udm, &table, &who);
+}
+
+#[test]
+fn a_loop_device_is_seen_whatever_the_name_of_its_file() {
+    use std::os::unix::ffi::OsStrExt;
+    let udm = Udm::new();
+    let used = udm.file("used", 32 * MIB);
+    let odd = udm.path(".").join(std::ffi::OsStr::from_bytes(b"a\xff"));
+    std::fs::hard_link(&used, &odd).unwrap();
+    let attached = Command::new("losetup").args(["--find", "--show"]).arg(&odd).output().unwrap();
+    if !attached.status.success() {
+        return eprintln!("SKIPPED: no loop device: {attached:?}");
+    }
+    let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().into());
+    let table = format!("0 32768 linear {} 0", text(&used));
+    is_refused_for(&udm, &table, &format!("{} (`losetup --detach", text(&device.0)));
+}
+
+#[test]
+fn a_device_that_is_swapped_to_is_refused() {
+    let udm = Udm::new();
+    let used = udm.file("used", 32 * MIB);
+    std::fs::write(&used, vec![0; 32 << 20]).unwrap();
+    crate::common::client("mkswap", &[text(&used)]);
+    let swap = |program: &str, path: &Path| {
+        Command::new(program).arg(path).output().is_ok_and(|done| done.status.success())
+    };
+    if !swap("swapon", &used) {
+        return eprintln!("SKIPPED: cannot swap to a file here");
+    }
+    let lines: Vec<String> = tables(&udm, &used)
+        .iter()
+        .map(|table| udm.refused(&["create", "v", "--table", table]))
+        .collect();
+    assert!(swap("swapoff", &used));
+    assert!(lines.iter().all(|line| line.contains("which swaps to it")), "{lines:#?}");
+}
+
+#[test]
+fn a_reader_shares_a_device_with_a_mount_that_only_reads() {
+    let udm = Udm::new();
+    let image = udm.file("image", 16 * MIB);
+    crate::common::client("mke2fs", &["-q", "-F", text(&image)]);
+    let Some(device) = Loop::attach(&image, &[]) else { return };
+    let place = udm.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let table = format!("0 32768 linear {}?readonly 0", text(&device.0));
+    let mount = |mode: &str| {
+        let words = ["-o", mode, text(&device.0), text(&place)];
+        Command::new("mount").args(words).output().is_ok_and(|done| done.status.success())
+    };
+    if !mount("rw") {
+        return eprintln!("SKIPPED: cannot mount");
+    }
+    let refused = udm.refused(&["create", "v", "--table", &table]);
+    crate::common::client("umount", &[text(&place)]);
+    assert!(refused.contains(&format!("the mount on {}", text(&place))), "{refused}");
+    assert!(mount("ro"));
+    let created = udm.run(&["create", "v", "--table", &table]);
+    let removed = udm.run(&["remove", "v"]);
+    let other = Loop::attach(&image, &[]);
+    let writes = other.as_ref().map(|other| {
+        udm.run(&["create", "w", "--table", &format!("0 32768 linear {} 0", text(&other.0))])
+    });
+    crate::common::client("umount", &[text(&place)]);
+    assert_eq!((created.code, removed.code), (0, 0), "{created:?} {removed:?}");
+    let who = format!("the user of {}", text(&device.0));
+    assert!(writes.is_some_and(|writes| writes.err.contains(&who)));
 }
 
 #[test]

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
@@ -46,11 +46,7 @@ pub(super) fn take(file: impl AsFd, mode: OpenMode) -> bool {
         return true;
     }
     let (uses, forbids) = rules(mode);
-    let (own, opposite) = (
-        uses.iter().map(|at| USES + at).chain(forbids.iter().map(|at| FORBIDS + at)),
-        uses.iter().map(|at| FORBIDS + at).chain(forbids.iter().map(|at| USES + at)),
-    );
-    for byte in own {
+    for byte in uses.iter().map(|at| USES + at).chain(forbids.iter().map(|at| FORBIDS + at)) {
         match lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
             Ok(_) => {}
             // Another program locks whole files in another way.
@@ -59,8 +55,24 @@ pub(super) fn take(file: impl AsFd, mode: OpenMode) -> bool {
             Err(_) => return true,
         }
     }
-    // A lock that cannot be examined is one that QEMU does not respect either.
-    opposite.into_iter().all(|byte| {
+    are_free(file, opposite(mode))
+}
+
+/// Whether no lock of another program is in the way of `mode`. Takes no lock.
+pub(super) fn may_use(file: impl AsFd, mode: OpenMode) -> bool {
+    are_free(file.as_fd(), opposite(mode))
+}
+
+/// The bytes that are locked by those who exclude `mode`.
+fn opposite(mode: OpenMode) -> impl Iterator<Item = i64> {
+    let (uses, forbids) = rules(mode);
+    uses.iter().map(|at| FORBIDS + at).chain(forbids.iter().map(|at| USES + at))
+}
+
+/// Whether no byte is locked. A lock that cannot be examined is one that QEMU does not respect
+/// either.
+fn are_free(file: BorrowedFd<'_>, mut bytes: impl Iterator<Item = i64>) -> bool {
+    bytes.all(|byte| {
         lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte)
             .map_or(true, |found| found == libc::F_UNLCK)
     })

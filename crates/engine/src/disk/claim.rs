@@ -1,13 +1,14 @@
 //! The claim on an open file or block device, against everybody who may use it at the same time:
 //! udm by this or another path, QEMU, loop devices, and swap.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, flock};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, major, minor};
 use rustix::io::Errno;
 
+use super::loops::{Below, Foundation};
 use super::mode::OpenMode;
 use super::{byte_locks, holders, loops};
 
@@ -27,21 +28,85 @@ pub(crate) fn claim(file: impl AsFd, mode: OpenMode) -> Result<(), Unclaimed> {
         return Ok(());
     }
     let stat = rustix::fs::fstat(file).map_err(Unclaimed::Failed)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+    let in_use = |who: String| Err(Unclaimed::InUse(Some(who)));
+    // The locks come first: of two users at the same time, one sees the other.
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    if is_device {
         // Against others, O_EXCL is enough; and udev locks block devices now and then.
-        return match loops::user_below(file, |file| user(file.as_fd(), mode)) {
-            Some(who) => Err(Unclaimed::InUse(Some(who))),
-            None => lock_bytes(file, mode),
-        };
-    }
-    if holders::is_swap(file) {
-        let who = "the kernel, which swaps to it (`swapoff` ends that)";
-        return Err(Unclaimed::InUse(Some(who.into())));
+        lock_bytes(file, mode)?;
+        if mode == OpenMode::Shared && is_written(file, &stat) {
+            let path = fd_path(file);
+            return Err(Unclaimed::InUse(holders::of_device(path.as_ref())));
+        }
+        if is_used_in_part(&stat, mode) {
+            return in_use(OF_QEMU.into());
+        }
+    } else {
+        lock(file, mode)?;
+        if holders::is_swap(file) {
+            return in_use("the kernel, which swaps to it (`swapoff` ends that)".into());
+        }
     }
     if let Some(device) = loops::device_on(file, mode == OpenMode::Shared) {
-        return Err(Unclaimed::InUse(Some(device)));
+        return in_use(device);
     }
-    lock(file, mode)
+    match is_device.then(|| user_below(file, mode)).flatten() {
+        Some(who) => in_use(who),
+        None => Ok(()),
+    }
+}
+
+/// A user with locks like those of QEMU.
+const OF_QEMU: &str = "QEMU, another device of udm, or a program that locks as QEMU does";
+
+/// A path to an open file, by whatever name.
+fn fd_path(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether an open block device has a user that may write to it.
+fn is_written(file: BorrowedFd<'_>, stat: &Stat) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let probe = || match rustix::fs::open(fd_path(file), flags, Mode::empty()) {
+        Err(Errno::BUSY) => Err(Errno::WOULDBLOCK),
+        _ => Ok(()),
+    };
+    // Another reader may probe at the same moment.
+    soon(probe).is_err()
+        && !holders::is_mounted_read_only((major(stat.st_rdev), minor(stat.st_rdev)))
+}
+
+/// Whether QEMU uses a partition of a block device, or the disk that it is a partition of.
+fn is_used_in_part(stat: &Stat, mode: OpenMode) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let may_use = |name: &str| {
+        let device = rustix::fs::open(format!("/dev/{name}"), flags, Mode::empty());
+        device.is_err() || device.is_ok_and(|device| byte_locks::may_use(&device, mode))
+    };
+    let related = holders::related((major(stat.st_rdev), minor(stat.st_rdev)));
+    !related.iter().all(|(name, _)| may_use(name))
+}
+
+/// Another user of the file or device below an open loop device.
+fn user_below(device: BorrowedFd<'_>, mode: OpenMode) -> Option<String> {
+    let foundation = Foundation::of(device)?;
+    if let Some(who) = foundation.neighbour() {
+        return Some(who);
+    }
+    let user = match (foundation.open(), foundation.below()?) {
+        (Ok(file), Below::File(_)) => user(file.as_fd(), mode)?,
+        (Ok(_), Below::Device(_)) if holders::is_claimed(foundation.path()) => {
+            holders::of_device(foundation.path())
+        }
+        (Ok(file), Below::Device(_)) => {
+            (!byte_locks::may_use(&file, mode)).then(|| Some(OF_QEMU.to_owned()))?
+        }
+        // It has another name now, or none.
+        (Err(_), Below::File(inode)) => Some(holders::of_inode(inode)?),
+        (Err(_), Below::Device(_)) => return None,
+    };
+    let who = user.unwrap_or_else(|| "a device, a mount or another program".into());
+    Some(format!("{who}, which has its file {}", foundation.path().display()))
 }
 
 /// The user with a lock on the file, whose name may be unknown.
@@ -67,8 +132,7 @@ fn lock(file: BorrowedFd<'_>, mode: OpenMode) -> Result<(), Unclaimed> {
 
 fn lock_bytes(file: BorrowedFd<'_>, mode: OpenMode) -> Result<(), Unclaimed> {
     let lock = || byte_locks::take(file, mode).then_some(()).ok_or(Errno::WOULDBLOCK);
-    let who = "QEMU, or a program that locks as QEMU does";
-    soon(lock).map_err(|_| Unclaimed::InUse(Some(who.into())))
+    soon(lock).map_err(|_| Unclaimed::InUse(Some(OF_QEMU.into())))
 }
 
 /// Takes a lock. A lock outlives its closed descriptor as long as a child of another thread has a

@@ -104,13 +104,15 @@ pub(super) enum Facts {
 }
 
 impl Facts {
-    /// The facts that a kernel before Linux 6.9 has. Subvolumes were added in Linux 6.10.
+    /// The facts that a kernel before Linux 6.9 has. Subvolumes were added in Linux 6.10. Where
+    /// inodes do not last, and on remote file systems, the time of birth came late.
     pub fn on_older_kernel(&self) -> Facts {
         match self {
             Facts::File(file) => {
                 let late_uuid = Uuid::default();
+                let born = if file.inodes_last && !file.has_twins { file.born } else { (0, 0) };
                 let has_twins = file.has_twins || file.subvolume != 0;
-                Facts::File(FileFacts { late_uuid, subvolume: 0, has_twins, ..file.clone() })
+                Facts::File(FileFacts { late_uuid, subvolume: 0, has_twins, born, ..file.clone() })
             }
             Facts::Disk(disk) => Facts::Disk(disk.on_older_kernel()),
             Facts::Partition(disk, nth, start, len) => {
@@ -196,17 +198,18 @@ fn of_file(file: &OwnedFd, stat: &Statx) -> FileFacts {
     // A program that serves a FUSE mount would have to answer the request.
     let generation = if kind == FUSE { None } else { ioctls::generation(file) };
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let mount = mount_of(file).unwrap_or_default();
     FileFacts {
         uuid: uuid.unwrap_or_default(),
         late_uuid: ioctls::fs_uuid(file).unwrap_or_default(),
         fsid,
         subvolume,
         inode: stat.stx_ino,
-        inodes_last: inodes_last(kind),
+        inodes_last: inodes_last(kind, &mount.1),
         has_twins: has_twins(kind, subvolume),
         born,
         generation: generation.unwrap_or_default(),
-        mount: mount_of(file).unwrap_or_default(),
+        mount: mount.0,
         path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
     }
 }
@@ -216,9 +219,11 @@ pub(super) fn kind_of(file: impl AsFd) -> u64 {
     rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type as u64 & 0xFFFF_FFFF)
 }
 
-/// Whether another mount of a file system of this kind has the same numbers of inodes.
-fn inodes_last(kind: u64) -> bool {
-    ![FUSE, FAT, EXFAT].contains(&kind)
+/// Whether another mount of a file system of this kind, with these options, has the same numbers of
+/// inodes. SMB has them if the server numbers its files.
+fn inodes_last(kind: u64, options: &str) -> bool {
+    let is_numbered = !SMB.contains(&kind) || options.split(',').any(|word| word == "serverino");
+    ![FUSE, FAT, EXFAT].contains(&kind) && is_numbered
 }
 
 /// Which subvolume a file is in, where that tells files apart. `f_fsid` of btrfs has it already.
@@ -231,8 +236,9 @@ fn has_twins(kind: u64, subvolume: u64) -> bool {
     REMOTE.contains(&kind) || kind == BCACHEFS && subvolume == 0
 }
 
-/// The type and the source of the mount that an open file is on.
-fn mount_of(file: &OwnedFd) -> Option<String> {
+/// The type and the source of the mount that an open file is on, and the options of its file
+/// system.
+fn mount_of(file: &OwnedFd) -> Option<(String, String)> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     // Paths there may have any bytes.
@@ -241,11 +247,12 @@ fn mount_of(file: &OwnedFd) -> Option<String> {
 }
 
 /// The same for the mount with the number `id` in the text of `mountinfo`.
-fn mount_in(mounts: &str, id: &str) -> Option<String> {
+fn mount_in(mounts: &str, id: &str) -> Option<(String, String)> {
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     let (_, end) = line.split_once(" - ")?;
     let mut words = end.split(' ');
-    Some(format!("{} {}", words.next()?, words.next()?))
+    let place = format!("{} {}", words.next()?, words.next()?);
+    Some((place, words.next().unwrap_or_default().to_owned()))
 }
 
 fn of_disk(file: &OwnedFd, device: (u32, u32), loops: u32) -> DiskFacts {
@@ -265,7 +272,7 @@ fn of_disk(file: &OwnedFd, device: (u32, u32), loops: u32) -> DiskFacts {
 
 /// The backing file of the loop device that is opened at `device`.
 fn backing(file: &OwnedFd, device: (u32, u32), path: &str, loops: u32) -> Backing {
-    let known = ioctls::loop_file(file);
+    let known = ioctls::loop_file(file).map(|(inode, _)| inode);
     let start = sysfs(device, "loop/offset").and_then(|text| text.parse().ok()).unwrap_or(0);
     let place = match known {
         Some(((major, minor), inode)) => format!("{path} (device {major}:{minor} inode {inode})"),

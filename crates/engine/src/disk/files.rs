@@ -48,7 +48,7 @@ pub(super) struct Files {
     /// Its length and times when it was opened.
     pub opened: Statx,
     /// Whether it is known by its place only. Then its file system may report the mount's times.
-    pub is_doubtful: bool,
+    pub is_by_place: bool,
     /// Reads from this byte of the disk on return written data; `u64::MAX`: unknown.
     pub written_from: AtomicU64,
     /// The errors of the disk.
@@ -80,7 +80,7 @@ impl Files {
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
         };
         let (mtime, ctime) = (nanos(&found.stx_mtime), nanos(&found.stx_ctime));
-        if self.is_doubtful {
+        if self.is_by_place {
             let is_known = found.stx_mask & MNT_ID_UNIQUE.bits() != 0;
             let mount = is_known.then(|| mount_number(boot(), found.stx_mnt_id));
             return Evidence::Mounted { mount, bytes, mtime, ctime };

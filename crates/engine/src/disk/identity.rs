@@ -125,6 +125,11 @@ pub(super) fn of(facts: &Facts, size_bytes: u64, start: u64) -> Identity {
     Identity { words, former, doubt }.from(start)
 }
 
+/// Whether a file is known by its place only. Then its times may be the mount's.
+pub(super) fn is_by_place(facts: &Facts) -> bool {
+    matches!(facts, Facts::File(file) if !is_known(file))
+}
+
 /// The words, and the doubt about them if there is one.
 fn words_of(facts: &Facts) -> (String, Option<String>) {
     match facts {
@@ -137,30 +142,41 @@ fn words_of(facts: &Facts) -> (String, Option<String>) {
     }
 }
 
-fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
-    let file_system = match file {
+/// The UUID of a file's file system, spelled for the identity.
+fn file_system_of(file: &FileFacts) -> Option<String> {
+    match file {
         _ if is_of_uuid(file.fsid) => Some(format!("{:016x}", file.fsid)),
         _ if is_there(file.uuid) => Some(uuid_text(file.uuid)),
         _ if is_there(file.late_uuid) && !is_born(file) => Some(uuid_text(file.late_uuid)),
         _ => None,
-    };
+    }
+}
+
+fn has_inode(file: &FileFacts) -> bool {
+    file.inodes_last && file.inode != 0
+}
+
+/// Whether its inode tells a file from others. Two files of one inode and one moment of birth, to
+/// the nanosecond, are copies of a whole file system, and these have the same UUID.
+fn is_known(file: &FileFacts) -> bool {
+    let has_age = file.generation != 0 && file_system_of(file).is_some();
+    has_inode(file) && (is_born(file) || has_age)
+}
+
+fn words_of_file(file: &FileFacts) -> (String, Option<String>) {
     let subvolume = match file.subvolume {
         0 => String::new(),
         number => format!(" subvolume {number:016x}"),
     };
-    let on = file_system.as_ref().map(|words| format!(" on {words}{subvolume}"));
-    let has_inode = file.inodes_last && file.inode != 0;
-    let inode = if has_inode { format!(" inode {}", file.inode) } else { String::new() };
+    let on = file_system_of(file).map(|words| format!(" on {words}{subvolume}"));
+    let inode = if has_inode(file) { format!(" inode {}", file.inode) } else { String::new() };
     let age = match (is_born(file), file.generation) {
         (true, _) => format!(" born {}.{:09}", file.born.0, file.born.1),
         (false, 0) => String::new(),
         (false, generation) => format!(" generation {generation}"),
     };
-    // Two files of one inode and one moment of birth, to the nanosecond, are copies of a whole file
-    // system, and these have the same UUID.
-    let is_known = has_inode && (is_born(file) || on.is_some() && !age.is_empty());
     let FileFacts { mount, path, .. } = file;
-    if is_known {
+    if is_known(file) {
         let doubt = format!(
             "udm knows this file ({path} on {mount}) only by its inode number and its age: a file \
              in a clone or snapshot of the same file system would count as the same file"
@@ -316,6 +332,8 @@ fn is_telling(text: &str) -> bool {
     // QEMU numbers the disks without a serial number.
     let of_qemu = plain.strip_prefix("qm").filter(|digits| digits.len() == 5);
     let is_position = of_qemu.is_some_and(|digits| digits.chars().all(|c| c.is_ascii_digit()));
+    // Google's clouds name local disks by their place, and Azure's number their disks.
+    let is_position = is_position || plain.starts_with("nvmecard") || plain.starts_with("sn0000");
     !(is_one_repeated || ends_in_zeroes || is_position || SERIALS_OF_MANY.contains(&plain.as_str()))
 }
 
@@ -344,10 +362,13 @@ fn number_in(text: &str) -> String {
 }
 
 /// Whether a UUID of the device mapper was drawn. For formats that store no UUID, cryptsetup makes
-/// it of the mapping's name alone.
+/// it of the mapping's name alone: `CRYPT-PLAIN-NAME`. Others have `CRYPT-LUKS2-UUID-NAME`.
 fn is_drawn(text: &str) -> bool {
-    let is_hex = |part: &str| part.len() >= 32 && part.chars().all(|c| c.is_ascii_hexdigit());
-    !text.starts_with("CRYPT-") || text.split('-').any(is_hex)
+    let Some(rest) = text.strip_prefix("CRYPT-") else { return true };
+    let (format, rest) = rest.split_once('-').unwrap_or_default();
+    let uuid = rest.split('-').next().unwrap_or_default();
+    let is_hex = uuid.len() == 32 && uuid.chars().all(|c| c.is_ascii_hexdigit());
+    is_hex && !["PLAIN", "TCRYPT", "LOOPAES", "INTEGRITY"].contains(&format)
 }
 
 fn uuid_text(uuid: Uuid) -> String {

@@ -35,7 +35,8 @@ struct XfsGeometry {
 struct LoopInfo {
     device: u64,
     inode: u64,
-    after: [u64; 27],
+    block_device: u64,
+    after: [u64; 26],
 }
 
 const FS_IOC_GETFSUUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
@@ -68,11 +69,13 @@ pub(super) fn generation(file: impl AsFd) -> Option<u32> {
     Some(answer[0])
 }
 
-/// The backing file of an open loop device or of a partition of it.
-pub(super) fn loop_file(device: impl AsFd) -> Option<Inode> {
+/// The backing file of an open loop device or of a partition of it, and the number of the block
+/// device if the file is one.
+pub(super) fn loop_file(device: impl AsFd) -> Option<(Inode, Option<(u32, u32)>)> {
     // SAFETY: the request writes one answer of this layout.
     let answer = unsafe { ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }.ok()?;
-    Some((number_of(answer.device as u32), answer.inode))
+    let block_device = (answer.block_device != 0).then(|| number_of(answer.block_device as u32));
+    Some(((number_of(answer.device as u32), answer.inode), block_device))
 }
 
 /// The major and minor of a device, which the kernel packs into 12 and 20 bits.

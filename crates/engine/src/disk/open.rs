@@ -148,6 +148,7 @@ pub(super) fn open(
     let mut ways = Ways::open(path, &name, options, &file, &stat, logical_block)?;
     let flushing = Arc::new(Flushing::default());
     ways.pace(path, &name, options, (&file, &stat), budget, &flushing)?;
+    let facts = facts::of(&file, &stat);
     let limits = DiskLimits {
         size_bytes: part.end - part.start,
         block_bytes: logical_block,
@@ -158,14 +159,14 @@ pub(super) fn open(
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
         topology: topology(&stat, is_block_device).from(part.start),
-        identity: identity::of(&facts::of(&file, &stat), device_bytes, part.start),
+        identity: identity::of(&facts, device_bytes, part.start),
         kernel_name: kernel_name(&stat, is_block_device, device) + &suffix(options),
         name,
     };
     let files = Files {
         whole,
         opened: stat,
-        is_doubtful: limits.identity.doubt().is_some(),
+        is_by_place: identity::is_by_place(&facts),
         written_from: AtomicU64::new(u64::MAX),
         start: part.start,
         errors: Errors::default(),
@@ -419,6 +420,11 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
         }
         errno => fail(errno),
     })?;
+    let found = rustix::fs::fstat(&file).map_err(fail)?;
+    if FileType::from_raw_mode(found.st_mode) != kind {
+        // The path has been replaced just now, by something that other flags are for.
+        return Err(fail(rustix::io::Errno::STALE));
+    }
     match claim::claim(&file, mode) {
         Ok(()) => Ok(file),
         Err(Unclaimed::InUse(who)) => Err(busy(who)),

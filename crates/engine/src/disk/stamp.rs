@@ -57,8 +57,10 @@ const FIRST_MIBS: u64 = 8;
 const PARTITION_BYTES: u64 = 128 * KIB;
 /// Partitions whose start is summed up.
 const PARTITIONS_MAX: usize = 32;
-/// The coarsest clock of a file system that is waited for.
+/// The coarsest clock of a kernel that stamps files.
 const TICK: Duration = Duration::from_millis(20);
+/// The step of times that a file system stores in whole seconds: FAT has two.
+const COARSE_TICK: Duration = Duration::from_secs(2);
 
 /// The evidence of changes to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +122,7 @@ impl Stamp {
             Evidence::Nothing => None,
             Evidence::File { bytes, mtime, ctime } => {
                 if is_end {
-                    outwait_clock(mtime.max(ctime));
+                    outwait_clock(mtime, ctime);
                 }
                 let sums = [
                     sum(&bytes.to_le_bytes()),
@@ -131,7 +133,7 @@ impl Stamp {
             }
             Evidence::Mounted { mount, mtime, ctime, .. } => {
                 if is_end {
-                    outwait_clock(mtime.max(ctime));
+                    outwait_clock(mtime, ctime);
                 }
                 let areas = content_sums(disk, bytes.min(disk.limits().size_bytes))?;
                 let areas: Vec<u8> = areas.iter().flat_map(|sum| sum.to_le_bytes()).collect();
@@ -246,14 +248,23 @@ fn sum(bytes: &[u8]) -> u32 {
     !crc32c_raw(u32::MAX, bytes)
 }
 
-/// A later change gets a later time, even by a clock that ticks slowly.
-fn outwait_clock(last: i128) {
+/// A later change gets a later time, even by a clock that ticks slowly, or in whole seconds.
+fn outwait_clock(mtime: i128, ctime: i128) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let age = now.as_nanos() as i128 - last;
-    let left = TICK.as_nanos() as i128 - age;
-    if age >= 0 && left > 0 {
-        std::thread::sleep(Duration::from_nanos(left as u64));
+    let left = clock_wait(mtime, ctime, now.as_nanos() as i128);
+    if !left.is_zero() {
+        std::thread::sleep(left);
     }
+}
+
+/// How long to wait at `now` for that.
+fn clock_wait(mtime: i128, ctime: i128, now: i128) -> Duration {
+    let is_coarse = [mtime, ctime].iter().all(|time| time % 1_000_000_000 == 0);
+    let tick = if is_coarse { COARSE_TICK } else { TICK };
+    // Before the last change: the clock of a server of files is ahead.
+    let age = (now - mtime.max(ctime)).max(0);
+    let age = Duration::from_nanos(u64::try_from(age).unwrap_or(u64::MAX));
+    tick.saturating_sub(age)
 }
 
 /// The checksums of the first `bytes` of a disk; `None` if an area cannot be read.

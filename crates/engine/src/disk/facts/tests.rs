@@ -9,10 +9,14 @@ const BTRFS: u64 = 0x9123_683E;
 #[test]
 fn some_file_systems_draw_their_inodes_at_each_mount() {
     for kind in [FUSE, FAT, EXFAT] {
-        assert!(!inodes_last(kind), "{kind:#x}");
+        assert!(!inodes_last(kind, "rw"), "{kind:#x}");
     }
     for kind in [EXT4, XFS, BTRFS] {
-        assert!(inodes_last(kind), "{kind:#x}");
+        assert!(inodes_last(kind, "rw"), "{kind:#x}");
+    }
+    for kind in SMB {
+        assert!(inodes_last(kind, "rw,vers=3.0,serverino"), "{kind:#x}");
+        assert!(!inodes_last(kind, "rw,vers=3.0"), "{kind:#x}: its client draws them");
     }
     // As statfs(2) has them.
     assert_eq!([FAT, EXFAT], [0x4D44, 0x2011_BAB0]);
@@ -41,12 +45,13 @@ fn servers_and_snapshots_may_have_twins_of_a_file() {
 #[test]
 fn a_mount_is_found_by_its_number() {
     let mounts = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
-                  2 22 0:5 / /a rw - fuse.sshfs host:/srv rw\n\
+                  2 22 0:5 / /a rw - fuse.sshfs host:/srv rw,user_id=0\n\
                   222 22 0:6 / /a\\040-\\040b rw master:1 - fuse nbdfuse rw\n";
     let found = |id| mount_in(mounts, id);
-    assert_eq!(found("22").as_deref(), Some("ext4 /dev/sda1"));
-    assert_eq!(found("2").as_deref(), Some("fuse.sshfs host:/srv"));
-    assert_eq!(found("222").as_deref(), Some("fuse nbdfuse"));
+    let both = |place: &str, options: &str| Some((place.to_owned(), options.to_owned()));
+    assert_eq!(found("22"), both("ext4 /dev/sda1", "rw"));
+    assert_eq!(found("2"), both("fuse.sshfs host:/srv", "rw,user_id=0"));
+    assert_eq!(found("222"), both("fuse nbdfuse", "rw"));
     assert_eq!(found("1"), None, "the number of a parent");
     assert_eq!(mount_in("7 1 0:5 / / rw", "7"), None, "a line that was cut short");
 }
@@ -54,7 +59,7 @@ fn a_mount_is_found_by_its_number() {
 #[test]
 fn a_file_of_this_process_is_on_a_mount() {
     let file = std::fs::File::open("/proc/self/mountinfo").unwrap().into();
-    assert_eq!(mount_of(&file).as_deref().map(|mount| mount.starts_with("proc ")), Some(true));
+    assert!(mount_of(&file).is_some_and(|(place, _)| place.starts_with("proc ")));
 }
 
 #[test]

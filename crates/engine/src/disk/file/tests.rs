@@ -25,7 +25,7 @@ impl FileDisk {
 
     /// Pretends that the file is known by its place only.
     pub(in crate::disk) fn doubt(&mut self) {
-        Arc::get_mut(&mut self.files).expect("no I/O has been started").is_doubtful = true;
+        Arc::get_mut(&mut self.files).expect("no I/O has been started").is_by_place = true;
     }
 }
 

@@ -60,6 +60,26 @@ fn changed(change: impl Fn(&mut FileFacts)) -> Facts {
     Facts::File(file)
 }
 
+/// A kernel, or a server of files, that is new enough reports when a file was born.
+#[test]
+fn a_birth_that_came_late_does_not_make_another_file() {
+    let on_fuse = |born| changed(|file| (file.inodes_last, file.born) = (false, born));
+    let (with, without) = (on_fuse((1, 2)), on_fuse((0, 0)));
+    assert_eq!(compare(&without, &with), Match::Possible);
+    assert_eq!(compare(&with, &on_fuse((1, 3))), Match::Other);
+    assert_eq!(compare(&with, &without), Match::Other, "a downgrade");
+    let on_ext4 = |born| changed(|file| file.born = born);
+    assert_eq!(compare(&on_ext4((0, 0)), &on_ext4((1, 2))), Match::Other);
+}
+
+#[test]
+fn a_file_is_known_by_its_place_only_without_an_inode_that_tells_it() {
+    assert!(is_by_place(&changed(|file| file.inodes_last = false)));
+    assert!(!is_by_place(&changed(|_| {})));
+    assert!(!is_by_place(&changed(|file| file.has_twins = true)), "its times are its own");
+    assert!(!is_by_place(&Facts::Disk(disk(&[]))));
+}
+
 #[test]
 fn each_fact_tells_one_file_from_another() {
     let first = changed(|_| {});
@@ -326,6 +346,8 @@ fn a_number_after_the_names_of_maker_and_model_counts() {
         "naa.5000c50012345678".into(),
         "eui.0025385b71b00000".into(),
         "QMX".into(),
+        "SN: 4711".into(),
+        "eui.0025385b70000000".into(),
     ];
     for text in telling {
         assert!(is_telling(&text), "{text}");
@@ -341,6 +363,10 @@ fn a_number_after_the_names_of_maker_and_model_counts() {
         nvme("00000000"),
         nvme("None"),
         "QM00001".into(),
+        nvme("nvme_card0"),
+        nvme("nvme_card-pd"),
+        "SN: 000001".into(),
+        "eui.0000000100000000".into(),
         "t10.LIO-ORG 00000000".into(),
         "t10.IET     00010001".into(),
         "naa.5000c50000000000".into(),
@@ -374,14 +400,25 @@ fn the_uuid_of_an_array_comes_first_and_the_array_may_grow() {
 /// cryptsetup makes the UUIDs of some formats of the mapping's name.
 #[test]
 fn a_uuid_that_is_only_a_name_counts_as_a_name() {
-    let mapping = |uuid| Facts::Disk(disk(&[("dm/uuid", uuid), ("dm/name", "vault")]));
+    let mapping = |uuid: &str| Facts::Disk(disk(&[("dm/uuid", uuid), ("dm/name", "vault")]));
     let plain = known(&mapping("CRYPT-PLAIN-vault"));
     assert_eq!(plain.words(), "dm name vault of 1073741824 bytes");
     assert!(plain.doubt().is_some());
     // The first udm recorded it as a UUID.
     assert_eq!(plain.compare(|words| words == "dm CRYPT-PLAIN-vault"), Match::Possible);
-    let luks = "CRYPT-LUKS2-0123456789abcdef0123456789abcdef-vault";
-    assert_eq!(known(&mapping(luks)).words(), format!("dm {luks}"));
+    let hex = "0123456789abcdef0123456789abcdef";
+    let luks = format!("CRYPT-LUKS2-{hex}-vault");
+    assert_eq!(known(&mapping(&luks)).words(), format!("dm {luks}"));
+    for name in [
+        format!("CRYPT-PLAIN-{hex}"),
+        format!("CRYPT-TCRYPT-{hex}-1"),
+        format!("CRYPT-LUKS2-vault-{hex}"),
+        format!("CRYPT-LUKS2-{hex}0-vault"),
+        "CRYPT-PLAIN-a".into(),
+        "CRYPT-".into(),
+    ] {
+        assert!(known(&mapping(&name)).words().starts_with("dm name"), "{name}");
+    }
 }
 
 #[test]

@@ -21,6 +21,19 @@ fn ask(disk: &Arc<dyn Disk>, stamp: Option<Stamp>, bytes: u64, identity: Match) 
 }
 
 #[test]
+fn a_later_change_gets_a_later_time() {
+    let second = 1_000_000_000;
+    let (fine, coarse) = (5 * second + 3, 5 * second);
+    let ms = Duration::from_millis;
+    assert_eq!(clock_wait(fine, fine, fine), ms(20));
+    assert_eq!(clock_wait(fine, fine, fine + 15_000_000), ms(5));
+    assert_eq!(clock_wait(fine, coarse, fine + 20_000_000), ms(0));
+    assert_eq!(clock_wait(fine, fine, fine - 10 * second), ms(20), "a server's clock is ahead");
+    assert_eq!(clock_wait(coarse, 4 * second, coarse + second / 2), ms(1500));
+    assert_eq!(clock_wait(coarse, coarse, coarse + 2 * second), ms(0));
+}
+
+#[test]
 fn places_that_a_mount_changes_are_seen_in_content() {
     let superblocks = [0, 1024, 64 << 10, 512, BYTES - 512, BYTES - (64 << 10), 2 * MIB, 4 * MIB];
     for at in superblocks {
