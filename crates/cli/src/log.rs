@@ -22,6 +22,8 @@ static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// Writes one line.
 pub fn line(text: &str) {
     let stamp = timestamp(now_seconds());
+    // A part of it may come from a medium or a client, and must not look like another line.
+    let text = text.replace(char::is_control, " ");
     // A full disk under the log must not stop a server.
     let _ = writeln!(std::io::stderr(), "{stamp} {text}");
     let place = place();

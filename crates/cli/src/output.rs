@@ -3,6 +3,7 @@
 //! Results go to standard output, progress and errors to standard error. If the reader of a pipe
 //! stops (`udm status | head -1`), that is not an error: the command ends quietly.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -64,10 +65,20 @@ impl fmt::Display for Pointed {
 
 impl std::error::Error for Pointed {}
 
-/// Prints `text` unchanged.
+/// `text` without characters that would control a terminal: a part of it may come from a medium, or
+/// be a name of a file.
+fn harmless(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+    match text.contains(is_harmful) {
+        true => text.replace(is_harmful, "\u{FFFD}").into(),
+        false => text.into(),
+    }
+}
+
+/// Prints `text`, without characters that would control a terminal.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(harmless(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         result => Ok(result?),
     }
@@ -87,6 +98,7 @@ pub fn print_json(value: &Value) -> Result<()> {
 /// shown below it.
 pub fn print_error(what: &str, error: &anyhow::Error) {
     let text = without_numbers(&format!("{error:#}"));
+    let text = harmless(&text);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     // If standard error is closed, the error cannot be printed.
     let _ = writeln!(std::io::stderr(), "udm: {what}: {}", lines.join(" "));
@@ -125,7 +137,14 @@ pub fn shell(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_numbers;
+    use super::{harmless, without_numbers};
+
+    #[test]
+    fn no_text_controls_a_terminal() {
+        assert_eq!(harmless("a\n\tb"), "a\n\tb");
+        let text = "\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}m\r\u{8}";
+        assert_eq!(harmless(text), "\u{FFFD}]0;title\u{FFFD}\u{FFFD}[2J\u{FFFD}m\u{FFFD}\u{FFFD}");
+    }
 
     #[test]
     fn numbers_of_errors_say_nothing_more() {
