@@ -66,7 +66,8 @@ fn printed(udm: &Udm) -> (String, String) {
         let line = line.replace("FAST", text(&fast)).replace("SLOW", &slow);
         let table = format!("0 {} {line}", 16 * MIB / 512);
         let export = format!("vhost-user://{}", udm.path("vhost.sock").display());
-        udm.ok(&["create", "vol", "--table", &table, "--export", &export]);
+        let nbd = udm.uri("vol.sock");
+        udm.ok(&["create", "vol", "--table", &table, "--export", &export, "--export", &nbd]);
         for words in [&["info", "vol"][..], &["status", "--all", "vol"], &["ls"]] {
             printed += &udm.json(words).to_string();
         }

@@ -23,15 +23,15 @@ must() {
 
 sectors=$(cat /sys/block/ubda/size)
 start() {
-  local words options=()
+  local words
   case $target in
     cache) words="cache /dev/shm/meta /dev/shm/fast /dev/ubda 128 1 writeback smq 0" ;;
     pcache) words="pcache /dev/shm/fast /dev/ubda 0" ;;
-    # Its blocks are larger than those that a client assumes.
-    writecache) words="writecache s /dev/ubda /dev/shm/fast 4096 0" options=(-b 4096) ;;
+    # nbd-client does not ask for the size of its blocks, which are larger than 512 bytes.
+    writecache) words="writecache s /dev/ubda /dev/shm/fast 4096 0" ;;
   esac
   must "$udm" create vol --table "0 $sectors $words" --export nbd+unix:///dev/shm/sock
-  must nbd-client -unix /dev/shm/sock /dev/nbd0 -N vol "${options[@]}"
+  must nbd-client -unix /dev/shm/sock /dev/nbd0 -N vol
 }
 
 # Writes files, and lists those that are synced, until a write fails.
