@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use front::{FLUSH, Front, PACKED, Ring, USUAL};
@@ -49,7 +50,7 @@ impl Served {
             disk.say_to_all();
             disk
         };
-        let origin = disk(8 * MIB);
+        let origin = disk(32 * MIB);
         devices.add_disk("/origin", origin.clone());
         devices.add_disk("/cache", disk(4 * MIB));
         devices.add_disk("/metadata", disk(MIB));
@@ -107,6 +108,13 @@ impl Drop for Served {
     }
 }
 
+/// A sector in a block that was not written before. A block that was written often would be moved
+/// into the cache, whose commits fail, and durable writes with them, if the origin fails meanwhile.
+fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    64 * (32 + NEXT.fetch_add(1, Ordering::Relaxed) % 960)
+}
+
 /// A connection.
 enum Client {
     Nbd(common::Client),
@@ -141,7 +149,7 @@ impl Client {
                 client.reply(0).error == 0
             }
             Client::Local(local) => local.flush().is_ok(),
-            Client::Ring(_, ring) if !Client::can_flush(ring) => self.writes(true, 64),
+            Client::Ring(_, ring) if !Client::can_flush(ring) => self.writes(true, fresh()),
             Client::Ring(front, ring) => ring.flush(&front.borrow()) == 0,
         }
     }
@@ -160,10 +168,10 @@ impl Client {
 }
 
 const TABLES: [&str; 4] = [
-    "0 16384 linear /origin 0",
-    "0 16384 cache /metadata /cache /origin 64 1 writethrough smq 0",
-    "0 16384 cache /metadata /cache /origin 64 1 writeback smq 0",
-    "0 16384 cache /metadata /cache /origin 64 1 writeback probation 0",
+    "0 65536 linear /origin 0",
+    "0 65536 cache /metadata /cache /origin 64 1 writethrough smq 0",
+    "0 65536 cache /metadata /cache /origin 64 1 writeback smq 0",
+    "0 65536 cache /metadata /cache /origin 64 1 writeback probation 0",
 ];
 
 #[test]
@@ -189,7 +197,7 @@ fn each_connection_that_was_open_gets_one_error_of_a_failed_flush() {
             }
             for (nth, client) in clients.iter_mut().enumerate() {
                 assert!(client.flushes(), "{case}: client {nth} got its error");
-                assert!(client.writes(true, 64), "{case}: client {nth} got its error");
+                assert!(client.writes(true, fresh()), "{case}: client {nth} got its error");
             }
             assert!(served.nbd().flushes(), "{case}: it came when all had got their errors");
         }
