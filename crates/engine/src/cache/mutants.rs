@@ -91,6 +91,8 @@ list_mutants! {
     ClearedUnderWrite,
     /// Blocks of a superblock that was sent and failed are overwritten.
     AbandonedReused,
+    /// A bitmap of the space map is not written if blocks were only freed in it.
+    FreedBitmapUnwritten,
     /// A word of format 1 that spans two blocks of mappings is marked in the first block only.
     MarkedShort,
     /// A slot is given away while a read of it is on its way.

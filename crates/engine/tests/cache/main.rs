@@ -7,6 +7,7 @@
 mod golden;
 
 mod basics;
+mod bitmaps;
 mod changes;
 mod crashes;
 mod drain;

@@ -56,6 +56,8 @@ pub const CASES: &[fn()] = &[
     crate::failing::a_slot_where_a_write_failed_is_given_up,
     crate::failing::a_block_of_the_origin_where_a_write_failed_is_written_back,
     crate::promotion::a_miss_of_4_kib_moves_4_kib_before_its_answer_and_its_block_once,
+    crate::bitmaps::metadata_of_several_bitmaps_grow_and_shrink,
+    crate::bitmaps::a_served_cache_frees_blocks_in_another_bitmap_than_it_allocates,
 ];
 
 fn is_on(io: &DiskIo, device: &str) -> bool {

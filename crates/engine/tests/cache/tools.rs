@@ -34,7 +34,7 @@ fn text(path: &Path) -> &str {
 }
 
 /// An error unless `cache_check` reports no finding.
-fn check(path: &Path) {
+pub fn check(path: &Path) {
     if let Some(output) = tool(&["cache_check", text(path)]) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
@@ -46,14 +46,14 @@ fn said_version() -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_string()
 }
 
-struct Folder(tempfile::TempDir);
+pub struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn new() -> Folder {
+    pub fn new() -> Folder {
         Folder(tempfile::tempdir().unwrap())
     }
 
-    fn file(&self, name: &str, len: u64) -> PathBuf {
+    pub fn file(&self, name: &str, len: u64) -> PathBuf {
         let path = self.0.path().join(name);
         File::create(&path).unwrap().set_len(len).unwrap();
         path

@@ -25,6 +25,7 @@ use super::survey::{Loaded, Places};
 use super::transaction::{After, Reached, Transaction};
 use crate::buffer::Buffer;
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 
 /// What an array is to hold.
 pub enum Next<'a> {
@@ -311,7 +312,9 @@ impl<'a> Draft<'a> {
     /// The block at `address` is not needed any more when the transaction is done.
     pub fn free(&mut self, address: u64) {
         self.used.clear(address);
-        self.touched.entry(address / PER_BITMAP).or_default();
+        if !mutants::is(Mutant::FreedBitmapUnwritten) {
+            self.touched.entry(address / PER_BITMAP).or_default();
+        }
     }
 
     /// Has `block` written somewhere.
