@@ -483,7 +483,7 @@ impl Cache {
         for (slot, block) in agenda.copied.drain(..) {
             let (mover, is_awaited) = blocks.in_flight.end_move(block);
             let is_as_copied = mover == Mover::Cleaning { is_rewritten: false };
-            if is_good && !is_older {
+            if (is_good || mutants::is(Mutant::FailedBatchDrained)) && !is_older {
                 // It may have been written again since; the drain does not wait for that data.
                 blocks.slots.end_wait(slot);
             }

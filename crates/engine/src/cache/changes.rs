@@ -120,7 +120,9 @@ impl Changes {
         self.leaving.extend(failed.leaving);
         self.retired.extend(failed.retired);
         self.wanted.extend(failed.wanted);
-        self.cleared.extend(failed.cleared);
+        if !mutants::is(Mutant::ClearedForgotten) {
+            self.cleared.extend(failed.cleared);
+        }
     }
 
     /// The new content for the changed blocks of the arrays.

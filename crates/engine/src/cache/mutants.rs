@@ -135,6 +135,12 @@ list_mutants! {
     TailRoundedUp,
     /// A cache is wiped before its origin is flushed.
     WipedUnflushed,
+    /// After a failed commit, the next one does not flush the data of slots whose marks it removes.
+    ClearedForgotten,
+    /// A good flush counts although another client's flush failed meanwhile.
+    OthersFlushBelieved,
+    /// A drain does not wait for blocks after whose write-back the origin's flush failed.
+    FailedBatchDrained,
     /// A slot where a write failed stays in use when its block is clean.
     RefusedSlotKept,
     /// A block of the origin where a write failed is clean in the cache.

@@ -462,7 +462,8 @@ impl Cache {
         if let Some(FlushJob { bio, status, doubts, .. }) = job {
             let trouble = self.blocks().trouble;
             let is_lost = trouble.has_lost && !trouble.is_untrusted;
-            let is_sure = !is_lost && trouble.doubts == doubts;
+            let has_failed = trouble.doubts != doubts && !mutants::is(Mutant::OthersFlushBelieved);
+            let is_sure = !is_lost && !has_failed;
             let status = if is_sure { status } else { Err(Status::Io) };
             self.end_flush_of_client(bio, status, port);
         }

@@ -38,6 +38,9 @@ pub const CASES: &[fn()] = &[
     a_read_does_not_show_zeroes_that_a_death_would_take_back,
     a_flush_that_failed_beside_zeroes_does_not_cost_their_block,
     another_table_does_not_forget_what_the_origin_has_lost,
+    two_flushes_fail_of_which_the_origin_refuses_one,
+    a_drain_waits_for_blocks_whose_flush_failed,
+    a_commit_after_a_failed_one_flushes_the_data_of_both,
     crate::basics::passthrough_gives_up_what_is_written_to,
     crate::parts::scattered_writes_are_all_written_back,
     crate::parts::zeroes_of_a_part_are_written_back,
@@ -253,6 +256,70 @@ pub fn a_flush_that_failed_beside_zeroes_does_not_cost_their_block() {
         fixture.open();
         assert_eq!(fixture.read(3 * BLOCK, BLOCK as usize), [7; BLOCK as usize], "{seed}");
     }
+}
+
+/// A flush that failed may have lost data that another flush under way should cover.
+#[test]
+pub fn two_flushes_fail_of_which_the_origin_refuses_one() {
+    let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
+    fixture.write(6 * BLOCK, &[1; 512]);
+    fixture.holds = Box::new(|io| is_on(io, "origin") && io.op == Op::Flush);
+    for token in [1, 2] {
+        fixture.submit(Bio::flush(token));
+        fixture.settle();
+    }
+    assert_eq!(fixture.held.len(), 2);
+    fixture.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+    fixture.release();
+    let done: Vec<_> = fixture.port.done.drain(..).map(|bio| bio.status).collect();
+    assert_eq!(done, [Err(Status::Io); 2]);
+    fixture.flush();
+}
+
+#[test]
+pub fn a_drain_waits_for_blocks_whose_flush_failed() {
+    let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
+    fixture.bring(3);
+    fixture.write(3 * BLOCK, &[7; 512]);
+    fixture.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush));
+    fixture.target().set_draining(true);
+    for _ in 0..50 {
+        fixture.tick(SECOND / 10);
+        assert!(fixture.target().left_to_drain() > 0, "the origin may not have the block");
+    }
+    fixture.disks[2].heal();
+    for _ in 0..600 {
+        fixture.tick(SECOND / 10);
+    }
+    assert_eq!(fixture.target().left_to_drain(), 0);
+    let origin = fixture.disks[2].crash_with(|_, _| 0);
+    let mut data = [0; 512];
+    origin.peek(3 * BLOCK, &mut data);
+    assert_eq!(data, [7; 512]);
+}
+
+/// The block is clean, and no flush covered its slot. The first commit that marks it as clean fails
+/// before it has flushed anything.
+#[test]
+pub fn a_commit_after_a_failed_one_flushes_the_data_of_both() {
+    let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
+    fixture.bring(3);
+    fixture.write(3 * BLOCK, &[7; 512]);
+    fixture.drain();
+    let slot = slot_of(&fixture, 3);
+    let metadata: Arc<dyn Disk> = fixture.disks[0].clone();
+    let is_marked = |metadata: &Arc<dyn Disk>| load(metadata).unwrap().contents.dirty.is_set(slot);
+    assert!(is_marked(&metadata));
+    fixture.disks[0].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Write).times(1));
+    for _ in 0..120 {
+        fixture.tick(SECOND);
+    }
+    assert!(fixture.fact("failed_commits_total") == 1 && !is_marked(&metadata));
+    let disks = fixture.disks.clone().map(|disk| Arc::new(disk.crash_with(|_, _| 0)));
+    fixture.kill();
+    fixture.disks = disks;
+    fixture.open();
+    assert_eq!(fixture.read(3 * BLOCK, 512), [7; 512]);
 }
 
 /// Only the old table knows: no client got the error, and promoted blocks may equal data that the
