@@ -322,6 +322,19 @@ fn a_ring_that_comes_later_hears_what_a_ring_that_is_gone_should_have_heard() {
     assert!(!plain.flushes.pending_errors.has_any());
 }
 
+/// A later failure that loses no data does not replace the pending error of a closed ring.
+#[test]
+fn a_failure_without_a_loss_does_not_erase_what_a_ring_that_is_gone_should_have_heard() {
+    let mut plain = Plain::new();
+    plain.write(1);
+    plain.life = Arc::default();
+    assert_eq!(plain.flush(7, FAILED), FAILED);
+    assert_eq!(plain.flush(8, Ok(())), Ok(()));
+    assert_eq!(plain.flush(8, FAILED), FAILED);
+    assert_eq!(plain.flush(101, Ok(())), Err(Status::Io));
+    assert_eq!(plain.flush(102, Ok(())), Ok(()));
+}
+
 #[test]
 fn rings_that_are_gone_take_no_memory() {
     let mut plain = Plain::new();
