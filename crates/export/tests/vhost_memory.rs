@@ -240,6 +240,69 @@ fn a_ring_moves_with_the_table_and_leaves_earlier_memory_alone() {
     }
 }
 
+/// A write and a read of each ring, each with its own sectors.
+fn use_all(front: &Front, rings: &mut [Ring], byte: u8) {
+    for ring in rings {
+        let (sector, since) = (u64::from(ring.index) * 8, Instant::now());
+        assert_eq!(ring.write(front, sector, &[byte; 512]), 0);
+        assert_eq!(ring.read(front, sector, 512), (0, vec![byte; 512]));
+        // The front end finds an answer without a call after a minute.
+        assert!(since.elapsed() < Duration::from_secs(50), "ring {} gets no call", ring.index);
+    }
+}
+
+#[test]
+fn all_rings_move_with_the_table_even_if_they_sleep_or_are_stopped() {
+    for features in [USUAL, USUAL | PACKED] {
+        let served = Served::start();
+        let (mut front, ring) = served.client(features);
+        let mut rings = vec![ring, front.ring(1, 256), front.ring(2, 256)];
+        for round in 0..3 {
+            use_all(&front, &mut rings, 1 + round);
+            let base = front.stop_at(&rings[2]);
+            let before = replace(&mut front);
+            let was = contents(&before, MEMORY_BYTES);
+            front.start(&rings[2], base);
+            use_all(&front, &mut rings, 101 + round);
+            assert!(contents(&before, MEMORY_BYTES) == was, "earlier memory was written to");
+        }
+        assert_eq!(served.failed_rings(), 0);
+    }
+}
+
+/// From the acknowledgement on, a busy ring writes only to the new memory, even if it has the same
+/// addresses.
+#[test]
+fn a_busy_ring_leaves_replaced_memory_alone() {
+    const LEN: u64 = 256 << 10;
+    for features in [USUAL, USUAL | PACKED] {
+        let served = Served::start();
+        let (mut front, mut ring) = served.client(features);
+        for nth in 1..=16 {
+            ring.begin(&front, nth, (WRITE, nth * 512), &vec![nth as u8; LEN as usize], 0, false);
+            ring.kick();
+            assert_eq!(ring.wait(&front).1, 1);
+        }
+        let mut extra = Extra::new(0);
+        set_table(&mut front, std::slice::from_ref(&extra));
+        for _ in 0..60 {
+            for nth in 1..=16 {
+                let head = DATA + (nth << 12);
+                Ring::header(&front, head, READ, nth * 512);
+                let data = (extra.at() + nth % 4 * LEN, LEN as u32, true);
+                ring.offer(&front, &[(head, 16, false), data, (head + 16, 1, true)], false);
+            }
+            ring.kick();
+            let before = std::mem::replace(&mut extra, Extra::new(0));
+            set_table(&mut front, std::slice::from_ref(&extra));
+            let was = contents(&before.memory, EXTRA_BYTES);
+            (0..16).for_each(|_| assert_eq!(ring.wait(&front).1, LEN as u32 + 1));
+            assert!(contents(&before.memory, EXTRA_BYTES) == was, "earlier memory was written to");
+        }
+        assert_eq!(served.failed_rings(), 0);
+    }
+}
+
 #[test]
 fn a_request_whose_memory_was_removed_breaks_its_ring_and_writes_nowhere() {
     for is_table in [false, true] {
