@@ -465,6 +465,11 @@ impl Blocks {
     /// that equal this data, and not the data that was flushed before, are to be written back.
     pub(super) fn doubt(&mut self) {
         self.trouble.doubts += 1;
+        self.soil_doubted();
+    }
+
+    /// The same for slots that a repeated commit has put back.
+    pub(super) fn soil_doubted(&mut self) {
         // Under that mark no slot is believed, and none is dirty.
         if self.trouble.is_untrusted || mutants::is(Mutant::DoubtForgotten) {
             return;

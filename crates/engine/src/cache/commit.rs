@@ -7,7 +7,9 @@
 //! 4. Only then may the newly marked slots be written to, and only then are emptied slots free.
 //!
 //! A failed commit has no effect; the next commit has its changes. Until one succeeds, requests
-//! that would have to wait for a commit fail, and the others continue.
+//! that would have to wait for a commit fail, and the others continue. A commit during which only a
+//! flush of a client failed is repeated: the client gets the error, and requests wait for the
+//! repetition.
 
 use std::collections::VecDeque;
 
@@ -86,6 +88,11 @@ impl Round {
     /// Whether none of its I/O is in flight.
     fn is_quiet(&self) -> bool {
         self.outstanding == [0; 3]
+    }
+
+    /// Whether its own I/O has succeeded, and requests may wait for a repetition.
+    fn may_be_repeated(&self) -> bool {
+        self.status.is_ok() && self.purpose != Purpose::Rest
     }
 }
 
@@ -324,6 +331,9 @@ impl Cache {
             let trouble = self.blocks().trouble;
             let is_doubtful =
                 trouble.doubts != round.doubts && !mutants::is(Mutant::DoubtForgotten);
+            if is_doubtful && !trouble.has_lost && round.may_be_repeated() {
+                return self.repeat(state, port);
+            }
             if is_doubtful || trouble.has_lost {
                 round.status = Err(Status::Io);
             }
@@ -403,6 +413,20 @@ impl Cache {
         if is_urgent {
             self.begin_commit(state, Purpose::Changes, port);
         }
+    }
+
+    /// Begins the commit under way again, with the present changes.
+    fn repeat(&self, state: &mut State, port: &mut Port) {
+        let Round { transaction, changes, .. } = state.round.take().expect("a commit is under way");
+        state.writer.abandoned(transaction, Reached::Blocks);
+        let mut blocks = self.blocks();
+        blocks.changes.put_back(changes);
+        if !state.writer.is_in_doubt() {
+            blocks.trouble.is_untrusted = state.writer.superblock().is_untrusted;
+        }
+        blocks.soil_doubted();
+        drop(blocks);
+        self.begin_commit(state, Purpose::Changes, port);
     }
 
     fn end_failed(&self, state: &mut State) {

@@ -276,6 +276,31 @@ pub fn two_flushes_fail_of_which_the_origin_refuses_one() {
     fixture.flush();
 }
 
+/// The client whose flush failed got the error. A durable write that waits for a commit meanwhile
+/// does not get it as well.
+#[test]
+pub fn a_failed_flush_does_not_fail_writes_that_wait_for_a_commit() {
+    let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
+    fixture.bring(3);
+    fixture.write(6 * BLOCK, &[1; 512]);
+    fixture.holds = Box::new(|io| is_on(io, "origin") && io.op == Op::Flush);
+    fixture.submit(Bio::flush(1));
+    fixture.settle();
+    fixture.submit(Bio::write(3 * BLOCK, Buffer::from_bytes(&[7; 512]), true, 2));
+    fixture.settle();
+    fixture.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+    fixture.release();
+    fixture.holds = Box::new(|_| false);
+    for _ in 0..10 {
+        fixture.tick(SECOND / 1000);
+        fixture.release();
+    }
+    let mut done: Vec<_> = fixture.port.done.drain(..).map(|bio| (bio.token, bio.status)).collect();
+    done.sort_by_key(|(token, _)| *token);
+    assert_eq!(done, [(1, Err(Status::Io)), (2, Ok(()))]);
+    assert_eq!(fixture.read(3 * BLOCK, 512), [7; 512]);
+}
+
 #[test]
 pub fn a_drain_waits_for_blocks_whose_flush_failed() {
     let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
