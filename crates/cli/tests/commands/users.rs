@@ -92,6 +92,35 @@ fn a_disk_of_a_guest_is_refused_and_qemu_refuses_a_disk_of_udm() {
 }
 
 #[test]
+fn a_device_of_a_guest_is_refused_with_its_partitions() {
+    let udm = Udm::new();
+    let used = udm.file("used", 64 * MIB);
+    // A partition of 32 MiB that begins after the first MiB.
+    let mut sector = [0; 512];
+    sector[450] = 0x83;
+    sector[454..458].copy_from_slice(&2048_u32.to_le_bytes());
+    sector[458..462].copy_from_slice(&65536_u32.to_le_bytes());
+    sector[510..].copy_from_slice(&[0x55, 0xAA]);
+    let file = std::fs::File::options().write(true).open(&used).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &sector, 0).unwrap();
+    let Some(device) = Loop::attach(&used, &["--partscan"]) else { return };
+    let part = std::path::PathBuf::from(format!("{}p1", text(&device.0)));
+    if !part.exists() {
+        return eprintln!("SKIPPED: {} is not made here", part.display());
+    }
+    let table = |path: &Path| format!("0 32768 linear {} 0", text(path));
+    for of_guest in [&device.0, &part] {
+        let _qemu = Qemu::open(of_guest);
+        for path in [&device.0, &part] {
+            is_refused_for(&udm, &table(path), "QEMU");
+        }
+    }
+    udm.ok(&["create", "v", "--table", &table(&part)]);
+    assert!(refusal_of_qemu(&part).contains("lock"));
+    udm.ok(&["remove", "v"]);
+}
+
+#[test]
 fn readers_share_a_disk_with_readers() {
     let udm = Udm::new();
     let used = udm.file("used", 16 * MIB);
