@@ -105,7 +105,7 @@ pub fn print_error(what: &str, error: &anyhow::Error) {
     if let Some(pointed) = error.downcast_ref::<Pointed>()
         && std::io::stderr().is_terminal()
     {
-        for line in pointed.pointer.lines() {
+        for line in harmless(&pointed.pointer).lines() {
             let _ = writeln!(std::io::stderr(), "  {line}");
         }
     }
@@ -123,7 +123,7 @@ pub fn without_numbers(text: &str) -> String {
 
 /// Prints a remark that is neither result nor error.
 pub fn print_note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "udm: note: {text}");
+    let _ = writeln!(std::io::stderr(), "udm: note: {}", harmless(text));
 }
 
 /// A word, quoted for a shell.
