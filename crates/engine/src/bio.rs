@@ -49,7 +49,8 @@ pub struct Bio {
     pub offset: u64,
     /// Bytes. 0 for a flush; equals the buffer's length for reads and writes.
     pub len: u64,
-    /// The data; empty for flush, discard and zeroes. The finished bio returns it.
+    /// The data; empty for flush, discard and zeroes. The finished bio returns it. A read may
+    /// return other memory than it was submitted with.
     pub buffer: Buffer,
     /// The submitter's own mark; comes back untouched.
     pub token: u64,

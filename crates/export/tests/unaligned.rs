@@ -43,11 +43,12 @@ const TRIM: u16 = 4;
 const ZERO: u16 = 6;
 const EINVAL: u32 = 22;
 
-const TABLES: [&str; 4] = [
+const TABLES: [&str; 5] = [
     "0 2048 linear /origin 0",
     "0 2048 writecache s /origin /cache 4096 0",
     "0 2048 writecache p /origin /pmem 4096 0",
     "0 2048 pcache /pmem /origin",
+    "0 2048 cache /metadata /cache /origin 64 1 writeback smq 0",
 ];
 
 struct Served {
@@ -64,6 +65,7 @@ impl Served {
         let mut devices = NamedDevices::new();
         devices.add_disk("/origin", origin);
         devices.add_disk("/cache", Arc::new(RamDisk::new(4 * MIB, 4096)));
+        devices.add_disk("/metadata", Arc::new(RamDisk::new(4 * MIB, 4096)));
         devices.add_pmem("/pmem", Arc::new(SimPmem::new(16 << 20, Persistence::Cpu)));
         let geometry = Some(Geometry { segment_bytes: 256 << 10, device_bytes_min: 0 });
         let options = BuildOptions { geometry, ..BuildOptions::named(1) };
@@ -153,11 +155,15 @@ fn read(client: &mut Client, at: usize, len: usize) -> Vec<u8> {
 
 #[test]
 fn any_bytes_are_served_as_a_model_has_them() {
-    for (nth, table) in TABLES.iter().enumerate() {
-        let served = Served::start(table, ram());
-        let mut client = served.free(nth % 2 == 0);
+    let seeds = (7..11).flat_map(|seed| TABLES.map(|table| (table, seed)));
+    for (nth, (table, seed)) in seeds.enumerate() {
+        let mut prng = Prng::new(seed);
         let mut model = vec![0; SIZE];
-        let mut prng = Prng::new(7 + nth as u64);
+        prng.fill(&mut model);
+        let origin = RamDisk::new(MIB, BLOCK as u32);
+        origin.poke(0, &model);
+        let served = Served::start(table, Arc::new(origin));
+        let mut client = served.free(nth % 2 == 0);
         let mut unaligned = 0;
         for round in 0..600 {
             // Sectors, as Linux sends them, or any bytes; within a block, or over several.
@@ -190,6 +196,18 @@ fn any_bytes_are_served_as_a_model_has_them() {
         assert_eq!(ask(&mut client, 0, FLUSH, 0, 0).0, 0);
         assert!(read(&mut client, 0, SIZE) == model, "{table}: at the end");
         assert_eq!(served.unaligned(), [1, unaligned], "{table}");
+    }
+}
+
+/// No part of these reads is in the cache. Their whole blocks need less memory than the request.
+#[test]
+fn reads_around_whole_blocks_are_served_by_the_origin() {
+    for table in TABLES {
+        let served = Served::start(table, ram());
+        let mut client = served.free(true);
+        for (at, len) in [(512, 7680), (20 * BLOCK + 1, 2 * BLOCK), (40 * BLOCK - 1, BLOCK + 2)] {
+            assert!(read(&mut client, at, len) == vec![0; len], "{table}: {len} bytes at {at}");
+        }
     }
 }
 

@@ -7,9 +7,9 @@
 //! 4. Only then may the newly marked slots be written to, and only then are emptied slots free.
 //!
 //! A failed commit has no effect; the next commit has its changes. Until one succeeds, requests
-//! that would have to wait for a commit fail, and the others continue. A commit during which only a
-//! flush of a client failed is repeated: the client gets the error, and requests wait for the
-//! repetition.
+//! that would have to wait for a commit fail, and the others continue. A commit whose own I/O
+//! succeeds, while other I/O to the origin fails and makes its content doubtful, is repeated a few
+//! times, and requests wait for the repetition: the client of the other I/O gets the error.
 
 use std::collections::VecDeque;
 
@@ -33,6 +33,8 @@ use super::metadata::writer::Next;
 use super::metadata::{BLOCK_BYTES, Change, Transaction, Writer};
 use super::{Cache, OWN_SHIFT, TOKEN_COMMIT, waits};
 
+/// How often a commit is repeated before it fails: the writes of a client may fail without end.
+const REPEATS_MAX: u32 = 4;
 /// Metadata writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
 /// Own bits of a token: which device is flushed; none: the metadata device.
@@ -103,6 +105,8 @@ pub(super) struct State {
     round: Option<Round>,
     retry: Retry,
     retry_at: Nanos,
+    /// How often the commit under way was repeated.
+    repeats: u32,
     pub(super) now: Nanos,
     /// The last commit that brought the cache to rest, or failed to, has ended.
     pub(super) has_rested: bool,
@@ -130,6 +134,7 @@ impl Commits {
             round: None,
             retry: Retry::default(),
             retry_at: 0,
+            repeats: 0,
             now: 0,
             has_rested: false,
             refusal: None,
@@ -309,6 +314,7 @@ impl Cache {
     fn go_on(&self, state: &mut State, port: &mut Port) {
         let is_settled = |round: &Round| round.phase == Phase::Settling && round.is_quiet();
         let is_lost = state.round.as_ref().is_some_and(is_settled) && self.has_lost_metadata(state);
+        let may_repeat = state.repeats < REPEATS_MAX;
         let round = state.round.as_mut().expect("a commit is under way");
         if is_lost {
             round.status = Err(Status::Io);
@@ -331,7 +337,7 @@ impl Cache {
             let trouble = self.blocks().trouble;
             let is_doubtful =
                 trouble.doubts != round.doubts && !mutants::is(Mutant::DoubtForgotten);
-            if is_doubtful && !trouble.has_lost && round.may_be_repeated() {
+            if is_doubtful && !trouble.has_lost && may_repeat && round.may_be_repeated() {
                 return self.repeat(state, port);
             }
             if is_doubtful || trouble.has_lost {
@@ -391,6 +397,7 @@ impl Cache {
         state.writer.committed(transaction);
         state.witness = Witness::new(&*self.metadata, &state.writer);
         state.retry.succeeded();
+        state.repeats = 0;
         state.refusal = None;
         state.has_rested |= purpose == Purpose::Rest;
         if mutants::is(Mutant::CommitToldEarly) {
@@ -419,6 +426,7 @@ impl Cache {
     fn repeat(&self, state: &mut State, port: &mut Port) {
         let Round { transaction, changes, .. } = state.round.take().expect("a commit is under way");
         state.writer.abandoned(transaction, Reached::Blocks);
+        state.repeats += 1;
         let mut blocks = self.blocks();
         blocks.changes.put_back(changes);
         if !state.writer.is_in_doubt() {
@@ -446,6 +454,7 @@ impl Cache {
     fn commit_failed(&self, state: &mut State, number: u64, purpose: Purpose, changes: Changes) {
         state.has_rested |= purpose == Purpose::Rest;
         state.retry_at = state.retry.pause_from(state.now);
+        state.repeats = 0;
         let mut blocks = self.blocks();
         if !mutants::is(Mutant::FailedForgotten) {
             blocks.changes.put_back(changes);

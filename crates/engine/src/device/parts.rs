@@ -153,12 +153,19 @@ impl Job {
         self.bio(op, blocks, buffer, token)
     }
 
-    /// Takes the memory of the request back from the bio of its whole blocks.
-    fn take_back(&mut self, mut buffer: Buffer) {
+    /// Takes the memory of the request back from the bio of its whole blocks. A read may come back
+    /// with other memory, in which only the whole blocks fit.
+    fn take_back(&mut self, mut buffer: Buffer, pool: &mut BufferPool) {
         let Range { start, end } = self.range(Piece::Middle);
         let request = self.request();
         if matches!(request.op, Op::Read | Op::Write) {
             let (head, len) = ((start - request.offset) as usize, (end - start) as usize);
+            if buffer.capacity() < request.len as usize {
+                assert!(request.op == Op::Read, "a write lost its buffer");
+                let mut larger = pool.take(request.len as usize);
+                larger.as_mut_slice()[..len].copy_from_slice(buffer.as_slice());
+                pool.put(std::mem::replace(&mut buffer, larger));
+            }
             buffer.set_len(request.len as usize);
             buffer.as_mut_slice()[..head + len].rotate_right(head);
         }
@@ -166,10 +173,10 @@ impl Job {
     }
 
     /// A bio of a piece has succeeded. Returns the piece's next bio; `None`: the piece is done.
-    fn advance(&mut self, bio: Bio) -> Option<Bio> {
+    fn advance(&mut self, bio: Bio, pool: &mut BufferPool) -> Option<Bio> {
         let (piece, range) = self.piece().expect("a piece has a bio until it is done");
         if piece == Piece::Middle {
-            self.take_back(bio.buffer);
+            self.take_back(bio.buffer, pool);
             return None;
         }
         let (blocks, token, is_written) = (bio.offset..bio.end(), bio.token, bio.op == Op::Write);
@@ -206,6 +213,9 @@ pub(super) struct Parts {
     is_user: bool,
     /// Whether it waits to become one.
     wants_locks: bool,
+    /// Its bios that were inside targets when changes began to be listed.
+    unlisted: u64,
+    is_given_up: bool,
     is_active: bool,
 }
 
@@ -234,8 +244,9 @@ impl Parts {
         epoch: u16,
         inside: u64,
     ) {
+        self.unlisted = if locks.is_some() && !self.is_given_up { inside } else { 0 };
         if let Some(locks) = locks {
-            locks.add_unlisted(inside);
+            locks.add_unlisted(self.unlisted);
         }
         (self.port, self.locks, self.epoch) = (port, locks.cloned(), epoch);
         self.update();
@@ -269,9 +280,12 @@ impl Parts {
         }
     }
 
-    /// The port is abandoned: its parked bios will not be submitted again.
-    pub fn give_up(&self) {
+    /// The port is abandoned: its parked bios will not be submitted again. Parts do not wait for
+    /// the bios that a device does not return.
+    pub fn give_up(&mut self) {
+        self.is_given_up = true;
         let Some(locks) = &self.locks else { return };
+        (0..std::mem::take(&mut self.unlisted)).for_each(|_| locks.unlisted_left());
         locks.forget(self.port, false);
         let parked = self.jobs.values().filter(|job| job.request.is_none());
         for lock in parked.filter_map(|job| job.lock.as_ref()) {
@@ -298,6 +312,7 @@ impl Parts {
         }
         let Some(locks) = &self.locks else { return };
         if epoch != self.epoch {
+            self.unlisted -= 1;
             locks.unlisted_left();
         } else if bio.is_change() && !is_request {
             locks.leave(self.port, bio.offset..bio.end(), false);
@@ -351,12 +366,16 @@ impl Parts {
         let parked = job.parked.take();
         if job.generation == generation || mutants::is(Mutant::StalePart) {
             return Ok(match parked {
+                Some(bio) if !self.is_locked(place, &bio) => {
+                    self.jobs.value(place).parked = Some(bio);
+                    self.park(place)
+                }
                 Some(bio) => Next::Submit(bio),
                 None => self.proceed(place, pool),
             });
         }
         if let (Some(bio), Some((Piece::Middle, _))) = (parked, job.piece()) {
-            job.take_back(bio.buffer);
+            job.take_back(bio.buffer, pool);
         }
         let mut request = self.jobs.remove(place).request.expect("it was just put there");
         (request.part, request.epoch) = (Part::None, 0);
@@ -369,12 +388,12 @@ impl Parts {
         let job = self.jobs.value(place);
         if let Err(status) = bio.status {
             match job.piece() {
-                Some((Piece::Middle, _)) => job.take_back(bio.buffer),
+                Some((Piece::Middle, _)) => job.take_back(bio.buffer, pool),
                 _ => pool.put(bio.buffer),
             }
             return self.finish(place, Err(status), pool);
         }
-        if let Some(next) = job.advance(bio) {
+        if let Some(next) = job.advance(bio, pool) {
             return Next::Submit(next);
         }
         job.done += 1;
@@ -418,6 +437,24 @@ impl Parts {
             job.lock = Some(Lock { epoch: self.epoch, blocks: blocks.clone(), is_part });
         }
         Next::Submit(job.begin(piece, blocks, place.into(), pool))
+    }
+
+    /// Whether the piece of a request that was parked may continue. If changes were not locked yet
+    /// when it was parked, it needs a lock now.
+    fn is_locked(&mut self, place: u32, bio: &Bio) -> bool {
+        let Some(locks) = &self.locks else { return true };
+        let job = self.jobs.value(place);
+        let has_lock = job.lock.as_ref().is_some_and(|lock| lock.epoch == self.epoch);
+        if has_lock || !job.request().is_change() {
+            return true;
+        }
+        let blocks = bio.offset..bio.end();
+        let is_part = !matches!(job.piece(), Some((Piece::Middle, _)));
+        let may_continue = locks.enter(self.port, blocks.clone(), is_part);
+        if may_continue {
+            job.lock = Some(Lock { epoch: self.epoch, blocks, is_part });
+        }
+        may_continue
     }
 
     fn park(&mut self, place: u32) -> Next {

@@ -202,12 +202,13 @@ impl PortState {
         if bio.len == 0 && bio.op != Op::Flush {
             return port.finish(bio, Ok(()));
         }
-        if bio.allows_parts && !table.is_whole(&bio) {
-            return self.begin_parts(bio, port);
-        }
         if self.has_other_targets() {
             bio.progress = 0;
             bio.note = 0;
+        }
+        let table = self.table.as_ref().expect("a bio is checked against a table");
+        if bio.allows_parts && !table.is_whole(&bio) {
+            return self.begin_parts(bio, port);
         }
         if !self.parts.admit(&mut bio) {
             return port.parked.push_back(bio);

@@ -70,7 +70,7 @@ impl Split {
 
     /// A child for which a parked bio waits, and the child's line.
     pub fn waiting_child(&mut self, bio: &Bio) -> Option<(usize, &Bio)> {
-        let child = self.outers.value(outer_of(bio)?).parked.front()?;
+        let child = self.outers.get(outer_of(bio)?)?.parked.front()?;
         Some((line_of(child), child))
     }
 

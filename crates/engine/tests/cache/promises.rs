@@ -1,6 +1,8 @@
 //! Promises that random histories meet rarely or not at all, each in a case made for it. The
 //! deliberate bugs of `CASES` must be found by one of these.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use udm::bio::{Bio, Op};
@@ -299,6 +301,43 @@ pub fn a_failed_flush_does_not_fail_writes_that_wait_for_a_commit() {
     done.sort_by_key(|(token, _)| *token);
     assert_eq!(done, [(1, Err(Status::Io)), (2, Ok(()))]);
     assert_eq!(fixture.read(3 * BLOCK, 512), [7; 512]);
+}
+
+/// A client whose flushes fail without end does not keep others waiting for a commit.
+#[test]
+pub fn a_commit_is_not_repeated_without_end() {
+    let mut fixture = Fixture::opened(TABLE, 4, ORIGIN);
+    fixture.bring(3);
+    fixture.write(6 * BLOCK, &[1; 512]);
+    let passing = Rc::new(Cell::new(0_usize));
+    let left = passing.clone();
+    fixture.holds = Box::new(move |io| {
+        let is_flush = is_on(io, "origin") && io.op == Op::Flush;
+        is_flush && left.replace(left.get().saturating_sub(1)) == 0
+    });
+    fixture.submit(Bio::write(3 * BLOCK, Buffer::from_bytes(&[7; 512]), true, 1000));
+    fixture.settle();
+    let mut failed = 0;
+    for token in 0..50 {
+        fixture.submit(Bio::write(6 * BLOCK, Buffer::from_bytes(&[1; 512]), false, token));
+        fixture.settle();
+        fixture.submit(Bio::flush(100 + token));
+        fixture.settle();
+        fixture.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+        // The origin completes the client's flush first, and then the commit's.
+        passing.set(fixture.held.len());
+        let held = fixture.held.drain(..).rev().collect::<Vec<_>>();
+        fixture.port.ios.extend(held);
+        fixture.settle();
+        for bio in fixture.port.done.drain(..) {
+            if bio.token == 1000 {
+                assert!(bio.status.is_err() && failed >= 4, "{:?} after {failed}", bio.status);
+                return;
+            }
+            failed += u32::from(bio.status.is_err());
+        }
+    }
+    panic!("the write waits without end");
 }
 
 #[test]

@@ -458,6 +458,60 @@ fn requests_that_wait_for_a_block_end_with_their_device_or_client() {
     }
 }
 
+/// A device does not return the read of a client, whose port is given up.
+#[test]
+fn a_bio_that_never_returns_does_not_hold_up_parts_for_ever() {
+    let disk = Arc::new(SimDisk::new(MIB, BLOCK as u32));
+    let device = Device::with_table("d", load(&[("/a", disk.clone())], TABLES[0])).unwrap();
+    let (mut hung, mut early, mut late) = (client(&device), client(&device), client(&device));
+    disk.inject(Fault::new(Effect::Stick).of(Op::Read).within(3 * BLOCK..SIZE).times(1));
+    hung.submit(request(Op::Read, 3 * BLOCK..SIZE, 0, false, 1));
+    hung.turn();
+    early.submit(request(Op::Write, 100..200, 7, false, 2));
+    for _ in 0..5 {
+        early.turn();
+    }
+    assert_eq!(early.parked(), 1, "it may be a change that was not listed");
+    hung.driver_mut().abandon();
+    let done = (0..100).find_map(|_| early.poll());
+    assert_eq!(done.expect("the write ends").status, Ok(()));
+    drop(early);
+    // Changes begin to be listed again.
+    assert_eq!(carry_out(&mut late, request(Op::Write, 100..200, 8, false, 3)).status, Ok(()));
+    drop(late);
+    std::mem::forget(hung);
+}
+
+/// The target parks the whole blocks of a discard before changes are locked.
+#[test]
+fn a_parked_change_is_locked_when_it_continues() {
+    let disk = Arc::new(RamDisk::new(MIB, BLOCK as u32));
+    disk.poke(0, &[9; SIZE as usize]);
+    let table = "0 32 delay /a 0 0 /a 0 5";
+    let device = Device::with_table("d", load(&[("/a", disk.clone())], table)).unwrap();
+    let clock = ManualClock::default();
+    let mut discards = client(&device).with_background(clock.clone());
+    let mut writes = client(&device);
+    discards.submit(request(Op::Discard, 100..3 * BLOCK, 0, false, 1));
+    discards.turn();
+    writes.submit(request(Op::Write, BLOCK + 100..BLOCK + 200, 7, false, 2));
+    for _ in 0..5 {
+        writes.turn();
+    }
+    assert_eq!((discards.parked(), writes.parked()), (1, 1));
+    for _ in 0..20 {
+        clock.advance(SECOND);
+        device.events().work();
+        discards.turn();
+        writes.turn();
+    }
+    assert_eq!(writes.poll().expect("the write ends").status, Ok(()));
+    assert_eq!(discards.poll().expect("the discard ends").status, Ok(()));
+    let mut block = [0; BLOCK as usize];
+    disk.peek(BLOCK, &mut block);
+    assert!(!block.contains(&9), "the write brought back what was discarded");
+}
+
 /// Without a client of this kind, changes are not locked.
 #[test]
 fn locks_end_with_the_last_client_that_needs_them() {
