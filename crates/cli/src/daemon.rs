@@ -273,9 +273,8 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
 
 /// Accepts control connections indefinitely, and looks after the files of the server.
 fn accept_all(server: &Arc<Server>, mut control: Control) {
-    let mut kept = Instant::now();
     loop {
-        let Ok(stream) = control.next(server, &mut kept) else {
+        let Ok(stream) = control.next(server) else {
             // The process is probably out of descriptors: other threads get time to close theirs.
             thread::sleep(Duration::from_millis(100));
             continue;

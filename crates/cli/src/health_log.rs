@@ -1,5 +1,6 @@
 //! Log lines about a device's health: each change once, with counts and errno. Requests are not
-//! logged: a thread checks the device every second, and compares.
+//! logged: a thread checks the device every second, and compares. While no state lasts and no queue
+//! works, it sleeps.
 //!
 //! A recurring state (errors of the origin, a full cache, pauses of write-back) begins with its
 //! first sign, and ends some seconds after its last sign: so a flapping state is one state and does
@@ -12,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use udm::disk::DiskErrors;
+use udm::queue;
 use udm::target::Health;
 
 use crate::exports::OpenExport;
@@ -24,13 +26,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A state has ended this long after its last sign.
 const CALM: Duration = Duration::from_secs(5);
 
-/// Checks the device of `server` as long as the server lives.
+/// Checks the device of `server`, until the process ends.
 pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
     let server: Weak<Server> = Arc::downgrade(server);
     let watch = move || {
         let mut journal = Journal::default();
         let mut paths = Paths::default();
         while let Some(server) = server.upgrade() {
+            queue::await_work();
             let name = server.name();
             let (health, exports) = (server.served.health(), server.served.exports());
             for line in journal.look(&health, &exports, Instant::now()) {
@@ -44,8 +47,12 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
             for line in server.served.look_for_stalls() {
                 log::line(&format!("{name}: {line}"));
             }
+            let is_calm = journal.is_calm() && server.served.waits_for().is_none();
             drop(server);
             thread::sleep(LOOK_EVERY);
+            if is_calm {
+                queue::wait_for_work();
+            }
         }
     };
     thread::Builder::new().name("journal".into()).spawn(watch).map(drop)
@@ -136,6 +143,12 @@ struct Line {
 }
 
 impl Line {
+    /// Whether no state lasts.
+    fn is_calm(&self) -> bool {
+        let spells = [&self.origin, &self.medium, &self.metadata, &self.pauses, &self.full];
+        spells.iter().all(|spell| spell.since.is_none())
+    }
+
     fn look(&mut self, health: &Health, now: Instant, say: &mut dyn FnMut(String)) {
         let (origin, medium) = (&health.origin, &health.medium);
         match self.origin.look(origin.count, is_failing(origin), now) {
@@ -222,6 +235,11 @@ struct ExportState {
 }
 
 impl Journal {
+    /// Whether nothing is to be logged before a queue works again.
+    fn is_calm(&self) -> bool {
+        self.lines.iter().all(|(_, _, line)| line.is_calm())
+    }
+
     /// Compares, and returns the lines to log.
     fn look(
         &mut self,

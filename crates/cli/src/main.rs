@@ -8,7 +8,7 @@
 //! * [`daemon`] is the life of a device's server, [`methods`] its answers, [`server`] the state
 //!   that its threads share, [`served`] the device itself with its exports ([`exports`]),
 //!   [`loading`] its tables, [`spec`] the specification that `create` gives to it, [`work`] its
-//!   long work, [`upkeep`] restores files that were removed, [`platform`] the system's devices and
+//!   long work, [`upkeep`] restores files that were removed, of which [`changes`] tells it, [`platform`] the system's devices and
 //!   addresses, [`samples`] reads samples of dirty data, [`http`] and [`metrics`] its metrics;
 //! * [`process`] finds out why a server does not answer, [`last_end`] how the last one ended;
 //!   [`signals`] and [`rlimits`] are about signals and resource limits;
@@ -20,6 +20,7 @@
 
 mod args;
 mod attach_progress;
+mod changes;
 mod columns;
 mod commands;
 mod control;

@@ -52,6 +52,8 @@ pub fn limits() -> Vec<Limit> {
 /// Carries out one call and sends its answers. An error means that the connection cannot be used
 /// any more. Errors of the call itself are answers.
 pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
+    // What the call finds, such as a file that was cut short, belongs into the log.
+    udm::queue::note_work();
     let Some((interface, method)) = call.method.rsplit_once('.') else {
         let parameters = json!({ "interface": call.method });
         return send(Answer::protocol("InterfaceNotFound", parameters));
@@ -358,6 +360,7 @@ fn stated_limits(server: &Server) -> Value {
 
 /// The answer to a scrape over HTTP.
 pub fn metrics_text(server: &Server) -> String {
+    udm::queue::note_work();
     metrics::text(&[info(server)])
 }
 

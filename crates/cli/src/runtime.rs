@@ -21,7 +21,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -30,6 +30,7 @@ use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail};
+use rustix::event::epoll;
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::{directory, last_end, log};
@@ -417,6 +418,14 @@ impl NameLock {
         last_end::begin(&file);
         self.file = file;
         Ok(true)
+    }
+
+    /// Makes `epoll` report commands that ask for the guard. False if that is not possible.
+    pub fn report_guard(&self, epoll: impl AsFd) -> bool {
+        let Guard(Some(listener)) = &self.guard else { return true };
+        let flags = epoll::EventFlags::IN;
+        let added = epoll::add(epoll, listener, epoll::EventData::new_u64(0), flags);
+        matches!(added, Ok(()) | Err(rustix::io::Errno::EXIST))
     }
 
     /// Drops the connections of commands that asked for the guard, so that its queue has space.

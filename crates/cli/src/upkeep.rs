@@ -2,7 +2,8 @@
 //! removed is restored within [`KEEP_EVERY`].
 //!
 //! The thread that accepts commands does it, because the control socket is one of these files. An
-//! end that has begun is not disturbed: it removes the files for good.
+//! end that has begun is not disturbed: it removes the files for good. The thread sleeps until the
+//! kernel reports a change (`changes.rs`), or checks every second if that is not possible.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -16,11 +17,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::changes::Changes;
 use crate::log;
 use crate::runtime::{DeviceName, RuntimeDir};
 use crate::server::Server;
 
-/// Time between two checks of the files.
+/// Least time between two checks of the files.
 pub const KEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The control socket of a server.
@@ -29,6 +31,12 @@ pub struct Control {
     listener: UnixListener,
     /// The device and inode of its file.
     file: (u64, u64),
+    /// `None` until the first check, and where the kernel does not report changes.
+    changes: Option<Changes>,
+    /// The time of the last check, or of the beginning.
+    checked: Instant,
+    /// Another check is due, [`KEEP_EVERY`] after the last one.
+    is_due: bool,
 }
 
 impl Control {
@@ -43,24 +51,17 @@ impl Control {
         }
         let listener = UnixListener::bind(runtime.control_address(name)).with_context(place)?;
         listener.set_nonblocking(true).with_context(place)?;
-        Ok(Control { listener, file: file_at(&path).with_context(place)? })
+        let file = file_at(&path).with_context(place)?;
+        Ok(Control { listener, file, changes: None, checked: Instant::now(), is_due: true })
     }
 
     /// The next connection. Looks after the files of `server` while it waits.
-    pub fn next(
-        &mut self,
-        server: &Arc<Server>,
-        kept: &mut Instant,
-    ) -> std::io::Result<UnixStream> {
+    pub fn next(&mut self, server: &Arc<Server>) -> std::io::Result<UnixStream> {
         loop {
-            if kept.elapsed() >= KEEP_EVERY {
-                *kept = Instant::now();
-                keep(server, self);
+            if self.is_due && self.checked.elapsed() >= KEEP_EVERY {
+                self.check(server);
             }
-            let left = KEEP_EVERY.saturating_sub(kept.elapsed());
-            let timeout = Timespec { tv_sec: 0, tv_nsec: left.as_nanos().min(999_999_999) as _ };
-            let mut polled = [PollFd::new(&self.listener, PollFlags::IN)];
-            let is_ready = poll(&mut polled, Some(&timeout)).is_ok_and(|count| count > 0);
+            let is_ready = self.wait();
             match self.listener.accept() {
                 Ok((stream, _)) => return Ok(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -68,6 +69,42 @@ impl Control {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Waits for a connection, a change of the files, or the next check. Returns whether there may
+    /// be a connection.
+    fn wait(&mut self) -> bool {
+        let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        let mut timeout = None;
+        match &self.changes {
+            Some(changes) if !self.is_due => polled.push(changes.polled()),
+            _ => {
+                let left = KEEP_EVERY.saturating_sub(self.checked.elapsed());
+                let nanos = left.as_nanos().min(999_999_999);
+                timeout = Some(Timespec { tv_sec: 0, tv_nsec: nanos as _ });
+            }
+        }
+        let count = poll(&mut polled, timeout.as_ref());
+        let has_come = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        let is_ready = has_come(&polled[0]);
+        self.is_due |= count.is_err() || timeout.is_some() || polled[1..].iter().any(has_come);
+        is_ready
+    }
+
+    /// Checks the files. Changes are reported from before the check.
+    fn check(&mut self, server: &Arc<Server>) {
+        self.checked = Instant::now();
+        if self.changes.is_none() {
+            self.changes = Changes::new().ok();
+        }
+        let is_watched = |changes: &Changes| {
+            let has_guard = server.with_lock(|lock| lock.report_guard(changes.polled_fd()));
+            changes.forget();
+            has_guard != Some(false) && changes.watch(server.runtime.path()).is_ok()
+        };
+        let is_watching = self.changes.as_ref().is_some_and(is_watched);
+        let is_settled = keep(server, self);
+        self.is_due = !is_watching || !is_settled;
     }
 }
 
@@ -107,8 +144,9 @@ fn file_at(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Restores missing files. The next check tries again after an error.
-fn keep(server: &Arc<Server>, control: &mut Control) {
+/// Restores missing files. Returns whether all of them are there; if not, the next check tries
+/// again.
+fn keep(server: &Arc<Server>, control: &mut Control) -> bool {
     let runtime = &server.runtime;
     keep_memory(server);
     let made = server.with_lock(|lock| -> Result<Vec<&str>> {
@@ -124,7 +162,8 @@ fn keep(server: &Arc<Server>, control: &mut Control) {
         }
         let name = lock.name();
         if file_at(&runtime.control(name)).ok() != Some(control.file) {
-            *control = Control::open(runtime, name)?;
+            let Control { listener, file, .. } = Control::open(runtime, name)?;
+            (control.listener, control.file) = (listener, file);
             made.push("control socket");
         }
         if !server.has_notes(name) {
@@ -136,9 +175,15 @@ fn keep(server: &Arc<Server>, control: &mut Control) {
         }
         Ok(made)
     });
+    let is_settled = match &made {
+        Some(Ok(made)) => made.is_empty(),
+        Some(Err(_)) => false,
+        None => true,
+    };
     match made {
         Some(Ok(made)) if !made.is_empty() => tell_made(server, &made.join(", ")),
         Some(Err(error)) => tell_trouble(server, &error),
         _ => {}
     }
+    is_settled && !server.is_renewing.load(Ordering::SeqCst) && !udm::shm::are_nameless()
 }

@@ -13,6 +13,7 @@
 //! 3. [`Queue::stop`] asks a role to end. The role ends in its own way, but in bounded time, and
 //!    dropping the queue waits for that.
 
+mod activity;
 mod background;
 mod listener;
 mod prefault;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use rustix::time::ClockId;
 
+pub use activity::{await_work, note_work, wait_for_work};
 pub use prefault::prefault;
 pub use stream::{Conversation, Socket, Space};
 pub use watch::{Watched, watched};
@@ -155,6 +157,7 @@ impl<T: Copy + PartialEq> Core<T> {
 
     fn run(&mut self, mut role: impl Role<Tag = T>) {
         loop {
+            note_work();
             self.ring().answer_wakes();
             while let Some(event) = self.submissions.pop_event() {
                 role.event(event, self);
@@ -170,6 +173,7 @@ impl<T: Copy + PartialEq> Core<T> {
 
     fn sleep(&mut self, deadline: Option<Nanos>) {
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now())));
+        note_work();
         self.submissions.ring_mut().sleep(timeout);
     }
 }

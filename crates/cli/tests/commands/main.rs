@@ -39,6 +39,7 @@ mod geometry;
 mod hanging;
 mod hostile;
 mod identity;
+mod idle;
 mod kernel;
 mod kill;
 mod lifecycle;

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::watch::{self, Watch};
-use super::{Core, Queue, Role, STOP_SECONDS_MAX, Turn, now};
+use super::{Core, Queue, Role, STOP_SECONDS_MAX, Turn, note_work, now};
 use crate::bio::Bio;
 use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
 use crate::device::{Device, Driver, InFlight};
@@ -191,6 +191,7 @@ impl<C: Conversation, F> Client<C, F> {
     fn receive_alone(&mut self, core: &Core<Asks>) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
+        note_work();
         let result = match &mut self.watch {
             Some(watch) => watch.receive(&self.socket, memory),
             None => watch::sleep(&self.socket, memory),
