@@ -11,7 +11,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::{BLOCK, SECTOR};
 
 use super::flat::{Flat, Flats, Form};
-use super::packed::Packed;
+use super::packed::{Packed, RUN_BLOCKS};
 use super::rows::{Row, Rows};
 use super::{
     BLOCK_SECTORS, KIND_GHOST, KIND_PLACE, KIND_ROW, KIND_SHIFT, Piece, Place, REGION_BLOCKS,
@@ -136,6 +136,12 @@ impl Region {
     /// Makes `[from, from + len)` of the region point to `place` and the places after it, or to no
     /// place. The stripe is locked.
     pub(super) fn set(&self, flats: &Flats, from: u64, len: u64, place: Option<Place>) {
+        if let Some(place) = place.filter(|_| len == RUN_BLOCKS as u64 * BLOCK)
+            && from.is_multiple_of(BLOCK)
+            && self.set_run((from / BLOCK) as usize, place)
+        {
+            return;
+        }
         let mut held: Option<MutexGuard<'_, Side>> = None;
         let end = from + len;
         let mut at = from;
@@ -156,6 +162,13 @@ impl Region {
             }
             at = piece_end;
         }
+    }
+
+    /// Makes a long run of empty blocks point to `place` and the places after it; false if that is
+    /// not possible. The stripe is locked.
+    fn set_run(&self, block: usize, place: Place) -> bool {
+        let mut side = lock(&self.side);
+        self.form().array().is_none() && side.packed.put_run(block, place.pack())
     }
 
     /// Replaces a whole block in an array, and frees its row, if it had one. Overwriting counts as
@@ -305,6 +318,8 @@ impl Region {
     ) {
         let mut guard = lock(&self.side);
         let side = &mut *guard;
+        let is_live = |entry: u64| Place::unpack(entry).is_some_and(&wanted.is_live);
+        side.packed.sweep_runs(is_live);
         let (mut left, mut dropped) = (0, Vec::new());
         self.each_entry(flats, side, |block, entry| match wanted.has(entry, side) {
             true => left += 1,
