@@ -41,6 +41,8 @@ pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces of at least this length are checked for zeroes, which are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
+/// Longest write of zeroes. A device without a command for it takes about a second.
+const ZEROES_BYTES_MAX: u64 = 64 * MIB;
 
 /// The part of the log for a batch.
 #[derive(Debug, Default)]
@@ -258,7 +260,11 @@ impl Pcache {
                         continue;
                     }
                     writeback.latest.put(key);
-                    written_bytes += u64::from(key.len.get());
+                    // Known zeroes cost one request, whatever their length.
+                    let place = place_of(key);
+                    if !self.is_known_zero(place, key.len.get().into()) {
+                        written_bytes += u64::from(key.len.get());
+                    }
                 }
                 batch.passed += set.len();
                 batch.keys.add(KeyCounts::of(set));
@@ -299,7 +305,7 @@ impl Pcache {
     /// Whether the index has newer data for all of a key.
     fn is_overwritten(&self, key: &Key) -> bool {
         let (offset, len) = (key.off.get(), u64::from(key.len.get()));
-        let own = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        let own = place_of(key);
         let end = offset + len;
         let mut at = offset;
         while at < end {
@@ -359,6 +365,15 @@ impl Pcache {
             && writeback.cycle.failure().is_none()
         {
             let first = writeback.writes.next;
+            let (zero_runs, zeroes) = self.known_zeroes(&writeback.writes.runs[first..]);
+            if zeroes >= ZEROES_BYTES_MIN {
+                let at = writeback.writes.runs[first].offset;
+                writeback.writes.next += zero_runs;
+                writeback.writes.outstanding += 1;
+                let (disk, token) = (&self.backing, TOKEN_WRITEBACK);
+                port.ios.push_back(DiskIo::bare(disk, Op::WriteZeroes, at, zeroes, token));
+                continue;
+            }
             let len = match is_alone {
                 true => alone(&writeback.writes.runs, &mut writeback.writes.next),
                 false => merge(&writeback.writes.runs, &mut writeback.writes.next),
@@ -393,6 +408,19 @@ impl Pcache {
         if writeback.writes.outstanding == 0 {
             self.writes_done(writeback, port);
         }
+    }
+
+    /// How many of the first runs are neighbours of known zeroes, and their length together.
+    fn known_zeroes(&self, runs: &[Run]) -> (usize, u64) {
+        let (mut count, mut len) = (0, 0);
+        for run in runs {
+            let is_next = run.offset == runs[0].offset + len && len + run.len <= ZEROES_BYTES_MAX;
+            if !is_next || !self.is_known_zero(run.place, run.len) {
+                break;
+            }
+            (count, len) = (count + 1, len + run.len);
+        }
+        (count, len)
     }
 
     /// Copies runs out of the cache, checking their data where it has CRCs.
@@ -514,6 +542,11 @@ impl Pcache {
             self.signals.work();
         }
     }
+}
+
+/// Where the data of a key is.
+fn place_of(key: &Key) -> Place {
+    Place::new(key.segment.get(), key.segment_off.get(), key.generation.get())
 }
 
 /// Advances `next` over one run and returns its length.

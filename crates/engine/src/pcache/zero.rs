@@ -223,6 +223,11 @@ impl Pcache {
         (done, first)
     }
 
+    /// Whether the `len` bytes at a live place are zeroes that this server named.
+    pub(super) fn is_known_zero(&self, place: Place, len: u64) -> bool {
+        lock(&self.zeroes.known).extent(place, len) == (len, Extent::Zeroes)
+    }
+
     fn zero_crc(&self, len: u32) -> u32 {
         let mut known = lock(&self.zeroes.crc);
         match *known {
