@@ -1,7 +1,7 @@
 //! The entries of a region with few: a bit for each block, and the non-empty entries in the order
 //! of their blocks. A long run has one entry: a discard makes many of them.
 
-use super::{BLOCK_SECTORS, OFFSET_SHIFT, REGION_BLOCKS};
+use super::{BLOCK_SECTORS, OFFSET_SHIFT, REGION_BLOCKS, USES_MASK};
 
 /// Blocks of a run that is kept as one entry: as many as one key of a discard names.
 pub(super) const RUN_BLOCKS: usize = REGION_BLOCKS / 4;
@@ -30,20 +30,42 @@ impl Packed {
         }
     }
 
-    /// Makes `block` and the blocks after it a run of consecutive places that begins with `entry`.
-    /// False if that is not possible, because one of them has an entry of its own.
-    pub(super) fn put_run(&mut self, block: usize, entry: u64) -> bool {
-        let is_empty = || !(block..block + RUN_BLOCKS).any(|block| self.is_present(block));
-        let is_possible = block.is_multiple_of(RUN_BLOCKS) && is_empty();
-        if is_possible {
-            self.runs.get_or_insert_default()[block / RUN_BLOCKS] = entry;
+    /// Makes `block`, which begins a run, and the blocks after it point to consecutive places, of
+    /// which `entry` is the first. Their own entries go to `dropped`.
+    pub(super) fn put_run(&mut self, block: usize, entry: u64, mut dropped: impl FnMut(u64)) {
+        debug_assert!(block.is_multiple_of(RUN_BLOCKS));
+        for word in block / WORD_BITS..(block + RUN_BLOCKS) / WORD_BITS {
+            let count = self.present[word].count_ones() as usize;
+            let first = usize::from(self.before[word]);
+            self.entries.drain(first..first + count).for_each(&mut dropped);
+            self.present[word] = 0;
+            self.before[word + 1..].iter_mut().for_each(|sum| *sum -= count as u16);
         }
-        is_possible
+        self.runs.get_or_insert_default()[block / RUN_BLOCKS] = entry;
+    }
+
+    /// Replaces the first entry of the run with this block by the result of `change`. False: the
+    /// block is not in a run.
+    pub(super) fn change_run(
+        &mut self,
+        block: usize,
+        change: impl FnOnce(u64) -> Option<u64>,
+    ) -> bool {
+        let run = self.runs.as_mut().map(|runs| &mut runs[block / RUN_BLOCKS]);
+        let Some(run) = run.filter(|run| **run != 0) else { return false };
+        *run = change(*run).unwrap_or(*run);
+        true
     }
 
     /// The first entry of the run with this block, or 0.
-    fn run(&self, block: usize) -> u64 {
+    pub(super) fn run(&self, block: usize) -> u64 {
         self.runs.as_ref().map_or(0, |runs| runs[block / RUN_BLOCKS])
+    }
+
+    /// Whether a run was used often: then an array is faster.
+    pub(super) fn has_used_run(&self) -> bool {
+        let is_used = |run: &u64| run & USES_MASK == USES_MASK;
+        self.runs.as_ref().is_some_and(|runs| runs.iter().any(is_used))
     }
 
     /// Drops the runs that are not `wanted`.
@@ -168,19 +190,24 @@ mod tests {
         let place = Place::new(7, 4096, 3);
         let entry = |nth: usize| place.plus((nth * 4096) as u64).pack();
         let mut packed = Packed::default();
-        packed.put(5, 1);
-        assert!(!packed.put_run(0, place.pack()), "a block has an entry");
-        assert!(!packed.put_run(RUN_BLOCKS + 1, place.pack()), "it begins elsewhere");
-        assert!(packed.put_run(RUN_BLOCKS, place.pack()));
-        assert!(packed.put_run(RUN_BLOCKS, place.pack()), "a run replaces a run");
-        let mut expected = vec![(5, 1)];
+        let own = [5, RUN_BLOCKS, RUN_BLOCKS + 100, 2 * RUN_BLOCKS - 1, 2 * RUN_BLOCKS];
+        own.iter().for_each(|block| packed.put(*block, 1 + *block as u64));
+        let mut dropped = Vec::new();
+        packed.put_run(RUN_BLOCKS, place.pack(), |entry| dropped.push(entry as usize - 1));
+        assert_eq!(dropped, own[1..4]);
+        packed.put_run(RUN_BLOCKS, place.pack(), |_| panic!("a run replaces a run"));
+        packed.put(2 * RUN_BLOCKS, 0);
+        let mut expected = vec![(5, 6)];
         expected.extend((0..RUN_BLOCKS).map(|nth| (RUN_BLOCKS + nth, entry(nth))));
         assert_eq!((packed.iter().collect::<Vec<_>>(), packed.len()), (expected.clone(), 1));
         packed.sweep_runs(|found| found == place.pack());
         packed.put(RUN_BLOCKS + 9, 0);
         expected.retain(|(block, _)| *block != RUN_BLOCKS + 9);
         assert_eq!((packed.iter().collect::<Vec<_>>(), packed.len()), (expected, RUN_BLOCKS));
-        assert!(packed.put_run(3 * RUN_BLOCKS, place.pack()));
+        packed.put_run(3 * RUN_BLOCKS, place.pack(), |_| panic!("nothing is there"));
+        assert!(packed.change_run(3 * RUN_BLOCKS + 8, |first| Some(first + 1)));
+        assert!(!packed.change_run(RUN_BLOCKS, |_| panic!("it is no run any more")));
+        assert_eq!(packed.run(3 * RUN_BLOCKS), place.pack() + 1);
         packed.sweep_runs(|_| false);
         assert_eq!((packed.get(3 * RUN_BLOCKS), packed.len()), (0, RUN_BLOCKS));
     }
