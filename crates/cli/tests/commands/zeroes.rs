@@ -5,7 +5,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::common::{PATIENCE, Udm, client, for_clients, pattern, read_export, text, write_export};
+use crate::common::{
+    Loop, PATIENCE, Udm, client, for_clients, pattern, read_export, text, write_export,
+};
 
 const MIB: u64 = 1 << 20;
 const FAST_ZERO: u16 = 1 << 4;
@@ -144,4 +146,30 @@ fn discards_of_what_was_never_written_cost_nothing() {
         udm.ok(&["drain", "vol"]);
         udm.ok(&["remove", "vol"]);
     }
+}
+
+/// A block device reports no holes, so each discarded MiB becomes a key of a `pcache`. Memory
+/// must follow the number of keys, not the bytes.
+#[test]
+fn discards_on_a_block_device_cost_a_key_for_each_mib() {
+    const GIB: u64 = 1 << 30;
+    let udm = Udm::new();
+    let Some(device) = Loop::attach(&udm.file("origin.img", 64 * GIB), &[]) else { return };
+    udm.file("fast.img", 600 * MIB);
+    let uri = udm.uri("vol.sock");
+    let words = ["create", "vol", "--origin", text(&device.0), "--fast", "fast.img"];
+    udm.ok(&[&words[..], &["--target", "pcache", "--export", &uri]].concat());
+    let before = anonymous_bytes(&udm);
+    // The second time with FUA.
+    for command in ["discard", "write -z -u"] {
+        let commands: Vec<String> = (0..64).map(|nth| format!("{command} {nth}G 1G")).collect();
+        let mut words: Vec<&str> = commands.iter().flat_map(|line| ["-c", line]).collect();
+        let uri = for_clients(&uri);
+        words.extend(["-f", "raw", "-d", "unmap", &uri]);
+        client("qemu-io", &words);
+    }
+    let more = anonymous_bytes(&udm).saturating_sub(before);
+    assert!(more < 32 * MIB, "{more} bytes of memory");
+    udm.ok(&["drain", "vol"]);
+    udm.ok(&["remove", "vol"]);
 }

@@ -10,12 +10,14 @@ use super::label::QUARANTINE_MAX;
 use super::layout::{KEYS_MAX, REGION_BYTES, SEGMENTS_MAX};
 use super::segment::HEADS_MAX;
 use super::stripes::STRIPES_MAX;
-use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX};
+use super::writeback::{
+    BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX, ZEROES_BYTES_MAX,
+};
 use super::zero::KNOWN_ZEROES_MAX;
 use super::{BACKING_BYTES_MAX, Pcache};
 
 /// Every stated maximum.
-pub fn limits() -> [Limit; 15] {
+pub fn limits() -> [Limit; 16] {
     let seconds = |nanos: Nanos| nanos / SECOND;
     [
         limit("pcache_backing_bytes", BACKING_BYTES_MAX, "a backing device"),
@@ -23,9 +25,18 @@ pub fn limits() -> [Limit; 15] {
         limit("pcache_open_sets", STRIPES_MAX as u64, "key sets that are open at a time"),
         limit("pcache_set_keys", KEYS_MAX as u64, "keys of a key set"),
         limit("pcache_data_heads", HEADS_MAX as u64, "segments that are being filled"),
-        limit("pcache_batch_bytes", BATCH_BYTES_MAX, "a write-back batch, or one key set"),
+        limit(
+            "pcache_batch_bytes",
+            BATCH_BYTES_MAX,
+            "a write-back batch, or one key set; 16 bytes of known zeroes count as one",
+        ),
         limit("pcache_batch_keys", BATCH_KEYS_MAX as u64, "keys of a write-back batch"),
-        limit("pcache_write_bytes", WRITE_BYTES_MAX, "one write to the backing device"),
+        limit("pcache_write_bytes", WRITE_BYTES_MAX, "one write of data to the backing device"),
+        limit(
+            "pcache_zeroes_bytes",
+            ZEROES_BYTES_MAX,
+            "writes of zeroes to the backing device in flight",
+        ),
         limit("pcache_writes", DEPTH_MAX as u64, "writes to the backing device in flight"),
         limit(
             "pcache_age_milliseconds",

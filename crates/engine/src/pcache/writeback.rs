@@ -31,7 +31,7 @@ use super::keylog::{KeyCounts, KeyLog, LogReader, after};
 use super::layout::{KEY_CLEAN, Key, Position, Record};
 use super::{Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
-/// Most bytes that a batch writes, unless a single key set has more.
+/// Most bytes that a batch writes, unless a single key set has more. Known zeroes count for less.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
 /// Most keys that a batch passes, including those that need not be written.
 pub(super) const BATCH_KEYS_MAX: usize = 32 * 1024;
@@ -41,6 +41,12 @@ pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces of at least this length are checked for zeroes, which are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
+/// Most zeroes that are being written at a time. A device without a command for it takes about a
+/// second.
+pub(super) const ZEROES_BYTES_MAX: u64 = 64 * MIB;
+/// This many bytes of known zeroes count as one byte that a batch writes: most devices have a
+/// command for zeroes. On the others, a batch still ends within seconds.
+const ZEROES_PER_BYTE: u64 = 16;
 
 /// The part of the log for a batch.
 #[derive(Debug, Default)]
@@ -68,6 +74,8 @@ struct Writes {
     /// The first of them that was not sent.
     next: usize,
     outstanding: usize,
+    /// Bytes of outstanding writes of zeroes.
+    zeroing: u64,
     /// Where runs begin that were damaged and not written.
     damaged: Vec<u64>,
 }
@@ -258,7 +266,9 @@ impl Pcache {
                         continue;
                     }
                     writeback.latest.put(key);
-                    written_bytes += u64::from(key.len.get());
+                    let len = u64::from(key.len.get());
+                    let is_zero = len >= ZEROES_BYTES_MIN && self.is_known_zero(place_of(key), len);
+                    written_bytes += if is_zero { len / ZEROES_PER_BYTE } else { len };
                 }
                 batch.passed += set.len();
                 batch.keys.add(KeyCounts::of(set));
@@ -299,7 +309,7 @@ impl Pcache {
     /// Whether the index has newer data for all of a key.
     fn is_overwritten(&self, key: &Key) -> bool {
         let (offset, len) = (key.off.get(), u64::from(key.len.get()));
-        let own = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        let own = place_of(key);
         let end = offset + len;
         let mut at = offset;
         while at < end {
@@ -359,6 +369,19 @@ impl Pcache {
             && writeback.cycle.failure().is_none()
         {
             let first = writeback.writes.next;
+            let (zero_runs, zeroes) = self.known_zeroes(&writeback.writes.runs[first..]);
+            if zeroes >= ZEROES_BYTES_MIN {
+                if writeback.writes.zeroing + zeroes > ZEROES_BYTES_MAX {
+                    break;
+                }
+                let at = writeback.writes.runs[first].offset;
+                writeback.writes.next += zero_runs;
+                writeback.writes.outstanding += 1;
+                writeback.writes.zeroing += zeroes;
+                let (disk, token) = (&self.backing, TOKEN_WRITEBACK);
+                port.ios.push_back(DiskIo::bare(disk, Op::WriteZeroes, at, zeroes, token));
+                continue;
+            }
             let len = match is_alone {
                 true => alone(&writeback.writes.runs, &mut writeback.writes.next),
                 false => merge(&writeback.writes.runs, &mut writeback.writes.next),
@@ -385,6 +408,7 @@ impl Pcache {
             writeback.writes.outstanding += 1;
             port.ios.push_back(if is_zero {
                 port.pool.put(buffer);
+                writeback.writes.zeroing += len;
                 DiskIo::bare(disk, Op::WriteZeroes, at, len, TOKEN_WRITEBACK)
             } else {
                 DiskIo::new(disk, Op::Write, at, buffer, TOKEN_WRITEBACK)
@@ -393,6 +417,19 @@ impl Pcache {
         if writeback.writes.outstanding == 0 {
             self.writes_done(writeback, port);
         }
+    }
+
+    /// How many of the first runs are neighbours of known zeroes, and their length together.
+    fn known_zeroes(&self, runs: &[Run]) -> (usize, u64) {
+        let (mut count, mut len) = (0, 0);
+        for run in runs {
+            let is_next = run.offset == runs[0].offset + len && len + run.len <= ZEROES_BYTES_MAX;
+            if !is_next || !self.is_known_zero(run.place, run.len) {
+                break;
+            }
+            (count, len) = (count + 1, len + run.len);
+        }
+        (count, len)
     }
 
     /// Copies runs out of the cache, checking their data where it has CRCs.
@@ -439,6 +476,9 @@ impl Pcache {
     /// A write of the batch is back.
     pub(super) fn complete_write(&self, writeback: &mut Writeback, io: DiskIo, port: &mut Port) {
         writeback.writes.outstanding -= 1;
+        if io.op == Op::WriteZeroes {
+            writeback.writes.zeroing -= io.len;
+        }
         match io.result {
             Ok(()) => {
                 self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
@@ -514,6 +554,11 @@ impl Pcache {
             self.signals.work();
         }
     }
+}
+
+/// Where the data of a key is.
+fn place_of(key: &Key) -> Place {
+    Place::new(key.segment.get(), key.segment_off.get(), key.generation.get())
 }
 
 /// Advances `next` over one run and returns its length.

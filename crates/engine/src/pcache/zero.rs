@@ -181,7 +181,10 @@ impl Pcache {
                 return Err(status);
             }
             lock(&self.zeroes.known).remember(space);
-            *extent = Some(ZeroExtent { space, keys: 0 });
+            // The rest of a segment is used once: long keys are few, and take one entry each.
+            let is_short = u64::from(space.len) < limit;
+            let keys = if is_short { ZERO_EXTENT_KEYS_MAX - 1 } else { 0 };
+            *extent = Some(ZeroExtent { space, keys });
         }
         let Some(extent) = extent.as_mut() else { return Ok(None) };
         extent.keys += 1;
@@ -221,6 +224,13 @@ impl Pcache {
             done += more;
         }
         (done, first)
+    }
+
+    /// Whether the `len` bytes at a live place are zeroes that this server named.
+    pub(super) fn is_known_zero(&self, place: Place, len: u64) -> bool {
+        // Others need no lock.
+        self.segments.is_shared(place.segment)
+            && lock(&self.zeroes.known).extent(place, len) == (len, Extent::Zeroes)
     }
 
     fn zero_crc(&self, len: u32) -> u32 {

@@ -11,14 +11,14 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::{BLOCK, SECTOR};
 
 use super::flat::{Flat, Flats, Form};
-use super::packed::Packed;
+use super::packed::{Packed, RUN_BLOCKS};
 use super::rows::{Row, Rows};
 use super::{
     BLOCK_SECTORS, KIND_GHOST, KIND_PLACE, KIND_ROW, KIND_SHIFT, Piece, Place, REGION_BLOCKS,
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
 };
 
-/// A region with this many entries is flat. From there on a flat array, which is faster, takes at
+/// A region with this many entries, apart from those of runs, is flat. From there on a flat array, which is faster, takes at
 /// most 12 bytes for each entry in use.
 pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
 
@@ -136,6 +136,12 @@ impl Region {
     /// Makes `[from, from + len)` of the region point to `place` and the places after it, or to no
     /// place. The stripe is locked.
     pub(super) fn set(&self, flats: &Flats, from: u64, len: u64, place: Option<Place>) {
+        const RUN_BYTES: u64 = RUN_BLOCKS as u64 * BLOCK;
+        if let Some(place) = place.filter(|_| len == RUN_BYTES && from.is_multiple_of(RUN_BYTES))
+            && self.set_run((from / BLOCK) as usize, place)
+        {
+            return;
+        }
         let mut held: Option<MutexGuard<'_, Side>> = None;
         let end = from + len;
         let mut at = from;
@@ -156,6 +162,27 @@ impl Region {
             }
             at = piece_end;
         }
+    }
+
+    /// Makes a long run of blocks point to `place` and the places after it; false if the region has
+    /// an array. The stripe is locked.
+    fn set_run(&self, block: usize, place: Place) -> bool {
+        let mut guard = lock(&self.side);
+        let Side { packed, free, .. } = &mut *guard;
+        let is_packed = self.form().array().is_none();
+        if is_packed {
+            let mut most_used = packed.run(block);
+            packed.put_run(block, place.pack(), |old| {
+                if old >> KIND_SHIFT == KIND_ROW {
+                    free.push(old as u32);
+                }
+                if is_cached(old) && uses_of(old) >= uses_of(most_used) {
+                    most_used = old;
+                }
+            });
+            packed.change_run(block, |entry| Some(with_uses_after(entry, most_used)));
+        }
+        is_packed
     }
 
     /// Replaces a whole block in an array, and frees its row, if it had one. Overwriting counts as
@@ -231,7 +258,9 @@ impl Region {
             return;
         }
         let mut side = lock(&self.side);
+        // The blocks of a run share their count.
         if self.form() == form
+            && !side.packed.change_run(block, used)
             && let Some(next) = used(side.packed.get(block))
         {
             side.packed.put(block, next);
@@ -305,6 +334,8 @@ impl Region {
     ) {
         let mut guard = lock(&self.side);
         let side = &mut *guard;
+        let is_live = |entry: u64| Place::unpack(entry).is_some_and(&wanted.is_live);
+        side.packed.sweep_runs(is_live);
         let (mut left, mut dropped) = (0, Vec::new());
         self.each_entry(flats, side, |block, entry| match wanted.has(entry, side) {
             true => left += 1,
@@ -315,6 +346,9 @@ impl Region {
             if entry >> KIND_SHIFT == KIND_ROW {
                 side.free.push(entry as u32);
             }
+        }
+        if left >= flats.flat_from && side.packed.has_used_run() {
+            self.unpack(flats, side);
         }
         // Not just below the mark, so that no region goes to and fro.
         if left < flats.flat_from / 2 {

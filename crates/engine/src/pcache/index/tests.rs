@@ -34,6 +34,11 @@ fn random_overlays_equal_a_sector_array() {
             let start = prng.below(64);
             let longest = if prng.one_in(4) { 60 } else { 9 };
             let count = 1 + prng.below(longest);
+            // Sometimes as much as one key of a discard.
+            let (start, count) = match prng.one_in(16) {
+                true => (prng.below(3) * 2048 + prng.below(2) * 8, 2048),
+                false => (start, count),
+            };
             let offset = region + start * SECTOR;
             let place = (!prng.one_in(5)).then(|| {
                 let generation = if prng.one_in(6) { 6 } else { 7 };
@@ -69,7 +74,10 @@ fn what_joins_fills_gaps_only() {
             // The last region is only in one of them, the first one in both.
             let is_newer = nth % 2 == 0;
             let region = if is_newer { prng.below(2) } else { prng.below(3) };
-            let (start, count) = (prng.below(80), 1 + prng.below(20));
+            let (start, count) = match prng.one_in(8) {
+                true => (prng.below(2) * 2048, 2048),
+                false => (prng.below(80), 1 + prng.below(20)),
+            };
             let generation = if is_newer && prng.one_in(9) { 6 } else { 7 };
             let (segment, sector) = (prng.below(9) as u32, prng.below(1000));
             let place = Place::new(segment, (sector * SECTOR) as u32, generation);
