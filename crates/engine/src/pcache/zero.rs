@@ -181,10 +181,7 @@ impl Pcache {
                 return Err(status);
             }
             lock(&self.zeroes.known).remember(space);
-            // The rest of a segment is used once: long keys are few, and take one entry each.
-            let is_short = u64::from(space.len) < limit;
-            let keys = if is_short { ZERO_EXTENT_KEYS_MAX - 1 } else { 0 };
-            *extent = Some(ZeroExtent { space, keys });
+            *extent = Some(ZeroExtent { space, keys: 0 });
         }
         let Some(extent) = extent.as_mut() else { return Ok(None) };
         extent.keys += 1;

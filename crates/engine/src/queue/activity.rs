@@ -1,10 +1,9 @@
-//! Whether the queues of this process work: for a thread that looks at the devices from time to
-//! time, and must not wake while nothing changes.
+//! Whether the queues of this process work: for a thread that checks the devices every second, and
+//! must sleep while they rest.
 //!
-//! The thread calls [`await_work`] before it looks, and [`wait_for_work`] when it has nothing to
-//! look for. A queue notes its work when it wakes, and before it sleeps. So a change that the
-//! thread did not see is followed by a note, which ends the wait. A note costs one load while the
-//! thread does not wait.
+//! The thread calls [`await_work`] before a check, and [`wait_for_work`] when the state is settled.
+//! A queue notes its work when it wakes and before it sleeps. So a change that the check missed is
+//! followed by a note, which ends the wait. A note costs one load while the thread does not wait.
 
 use std::thread::Thread;
 

@@ -18,9 +18,11 @@ use super::{
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
 };
 
-/// A region with this many entries, apart from those of runs, is flat. From there on a flat array, which is faster, takes at
-/// most 12 bytes for each entry in use.
+/// A region with this many entries is flat; those of runs do not count. From there on a flat array,
+/// which is faster, takes at most 12 bytes for each entry in use.
 pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
+
+const RUN_BYTES: u64 = RUN_BLOCKS as u64 * BLOCK;
 
 #[derive(Debug, Default)]
 pub(super) struct Region {
@@ -136,10 +138,7 @@ impl Region {
     /// Makes `[from, from + len)` of the region point to `place` and the places after it, or to no
     /// place. The stripe is locked.
     pub(super) fn set(&self, flats: &Flats, from: u64, len: u64, place: Option<Place>) {
-        const RUN_BYTES: u64 = RUN_BLOCKS as u64 * BLOCK;
-        if let Some(place) = place.filter(|_| len == RUN_BYTES && from.is_multiple_of(RUN_BYTES))
-            && self.set_run((from / BLOCK) as usize, place)
-        {
+        if len == RUN_BYTES && self.set_run(from, place) {
             return;
         }
         let mut held: Option<MutexGuard<'_, Side>> = None;
@@ -164,9 +163,13 @@ impl Region {
         }
     }
 
-    /// Makes a long run of blocks point to `place` and the places after it; false if the region has
-    /// an array. The stripe is locked.
-    fn set_run(&self, block: usize, place: Place) -> bool {
+    /// Makes the blocks of a long run point to `place` and the places after it. False if that is
+    /// not a run of places, or the region has an array. The stripe is locked. Apart from
+    /// [`Region::set`], which would be slower with it.
+    #[cold]
+    fn set_run(&self, from: u64, place: Option<Place>) -> bool {
+        let Some(place) = place.filter(|_| from.is_multiple_of(RUN_BYTES)) else { return false };
+        let block = (from / BLOCK) as usize;
         let mut guard = lock(&self.side);
         let Side { packed, free, .. } = &mut *guard;
         let is_packed = self.form().array().is_none();
@@ -243,22 +246,21 @@ impl Region {
     /// Counts a use of a block, without the stripe's lock. If the entry changes meanwhile, the use
     /// counts for the earlier entry.
     pub(super) fn note_use(&self, flats: &Flats, block: usize) {
-        let used = |entry: u64| {
-            (entry & USES_MASK != USES_MASK && is_cached(entry)).then(|| entry + (1 << USES_SHIFT))
-        };
         let form = Form(self.form.load(Ordering::Acquire));
-        if let Some(array) = flats.of(form) {
-            let seen = array[block].load(Ordering::Relaxed);
-            if let Some(next) = used(seen) {
-                // No two regions ever have the same place, so at worst another block's row gets the
-                // count.
-                let (entry, order) = (&array[block], Ordering::Relaxed);
-                let _ = entry.compare_exchange(seen, next, order, order);
-            }
-            return;
+        let Some(array) = flats.of(form) else { return self.note_packed_use(form, block) };
+        let seen = array[block].load(Ordering::Relaxed);
+        if let Some(next) = used(seen) {
+            // No two regions ever have the same place, so at worst another block's row gets the
+            // count.
+            let (entry, order) = (&array[block], Ordering::Relaxed);
+            let _ = entry.compare_exchange(seen, next, order, order);
         }
+    }
+
+    /// The blocks of a run share their count.
+    #[inline(never)]
+    fn note_packed_use(&self, form: Form, block: usize) {
         let mut side = lock(&self.side);
-        // The blocks of a run share their count.
         if self.form() == form
             && !side.packed.change_run(block, used)
             && let Some(next) = used(side.packed.get(block))
@@ -434,6 +436,11 @@ impl Region {
         let entries = side.packed.memory_bytes() + side.rows.memory_bytes();
         (size_of::<Region>() + free) as u64 + entries
     }
+}
+
+/// The entry with one more use, if it can have more.
+fn used(entry: u64) -> Option<u64> {
+    (entry & USES_MASK != USES_MASK && is_cached(entry)).then(|| entry + (1 << USES_SHIFT))
 }
 
 impl<L: Fn(Place) -> bool, G: Fn(u64) -> bool> Wanted<L, G> {
