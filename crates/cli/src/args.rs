@@ -5,6 +5,7 @@
 //! the same meaning here.
 
 pub mod cache;
+pub mod config;
 pub mod doctor;
 pub mod media;
 
@@ -101,6 +102,10 @@ pub enum Command {
     /// Run the program udm-bench, which measures udm on this machine
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
+    /// Check configuration files, without opening any device
+    CheckConfig(config::CheckConfigArgs),
+    /// Print the configuration of a device as a file for `create --config`
+    Save(config::SaveArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
@@ -153,7 +158,7 @@ pub struct SetupArgs {
     pub mode: Option<CacheMode>,
     /// Choose which blocks a `cache` keeps by smq (the kernel's policy), or by probation (blocks
     /// are cached partially at first, and kept if they are used again) [default: smq]
-    #[arg(long, value_name = "POLICY", requires = "origin", value_parser = ["smq", "probation"])]
+    #[arg(long, value_name = "POLICY", requires = "origin", value_parser = POLICIES)]
     pub policy: Option<String>,
     /// Set the size of the cache's blocks, in bytes or with a unit; pcache has no blocks
     #[arg(long, value_name = "SIZE", requires = "origin", default_value = "auto",
@@ -167,18 +172,23 @@ pub struct SetupArgs {
     pub dry_run: bool,
 }
 
+/// The policies of a `cache`.
+pub const POLICIES: [&str; 2] = ["smq", "probation"];
+
 /// A block size, or none for `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSize(pub Option<u64>);
 
-fn block_size(word: &str) -> Result<BlockSize, String> {
+/// The size that a word names.
+pub fn block_size(word: &str) -> Result<BlockSize, String> {
     match word {
         "auto" => Ok(BlockSize(None)),
         _ => Ok(BlockSize(Some(bytes_of(word, 1)?))),
     }
 }
 
-fn cache_mode(word: &str) -> Result<CacheMode, String> {
+/// The mode that a word names.
+pub fn cache_mode(word: &str) -> Result<CacheMode, String> {
     match word {
         "writeback" => Ok(CacheMode::Writeback),
         "writethrough" => Ok(CacheMode::Writethrough),
@@ -190,6 +200,9 @@ fn cache_names() -> PossibleValuesParser {
     PossibleValuesParser::new(caches().map(|(kind, _)| kind.name))
 }
 
+/// The most connections that can be served for an export.
+pub const QUEUES_MAX: u16 = 64;
+
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -197,6 +210,7 @@ fn cache_names() -> PossibleValuesParser {
   udm create vol --origin /dev/sdb --fast /dev/nvme0n1 --dry-run
   udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
+  udm create --config /etc/udm/vol.conf
   echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
 
 Name a device by its path, or by MAJOR:MINOR as `udm table` prints block devices. Paths may be
@@ -211,8 +225,12 @@ relative. Options after the path select how udm uses the device:
                                kernel (default: what the device needs)
   /dev/sdb?offset=1G&size=8G   use a part of the device; numbers without a unit are sectors")]
 pub struct CreateArgs {
-    /// The name of the new device
-    pub name: DeviceName,
+    /// The name of the new device [default: the name of the file FILE, NAME.conf]
+    #[arg(required_unless_present = "config")]
+    pub name: Option<DeviceName>,
+    /// Create the device that FILE describes; an option given here replaces the one in FILE
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     pub source: TableSource,
     #[command(flatten)]
@@ -221,7 +239,8 @@ pub struct CreateArgs {
     #[arg(long, value_name = "URI", help = EXPORT_HELP.as_str())]
     pub export: Vec<String>,
     /// Serve at most N connections per export at a time, each on its own queue [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub queues: Option<u16>,
     /// Serve from this process [default: start a server in the background]
     #[arg(long)]

@@ -1,8 +1,9 @@
-//! Changes of the runtime directory, as the kernel reports them: files that come and go, folders that
-//! move, and file systems that are mounted over it (inotify(7), proc_pid_mountinfo(5)).
+//! Changes of the runtime directory, as the kernel reports them: created, removed and renamed
+//! files, renamed folders, and file systems that are mounted over it (inotify(7),
+//! proc_pid_mountinfo(5)).
 //!
-//! Reports may come without a change of a server's own files. A change behind a symbolic link in
-//! the directory's path is not reported.
+//! Other programs' files cause reports as well. The replacement of a symbolic link in the
+//! directory's path causes none.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -26,8 +27,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Nothing is reported yet. An error: there are no more instances of inotify for this user, or
-    /// there is no `/proc`.
+    /// Reports begin with [`Changes::watch`]. An error: this user has all of its inotify instances
+    /// in use, or `/proc` is not mounted.
     pub fn new() -> Result<Changes> {
         let inotify =
             inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;

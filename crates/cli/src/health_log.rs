@@ -235,7 +235,7 @@ struct ExportState {
 }
 
 impl Journal {
-    /// Whether nothing is to be logged before a queue works again.
+    /// Whether the next line can only come after work of a queue.
     fn is_calm(&self) -> bool {
         self.lines.iter().all(|(_, _, line)| line.is_calm())
     }

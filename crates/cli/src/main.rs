@@ -2,14 +2,16 @@
 //!
 //! The modules, from the command line inwards:
 //!
-//! * [`args`] parses the command line, `commands` carries it out, with one file per group of verbs;
+//! * [`args`] parses the command line, `commands` carries it out, with one file per group of verbs,
+//!   and [`config`] reads and writes configuration files;
 //! * [`control`] carries commands to servers, [`runtime`] is the place where they find each other,
 //!   a [`directory`] of this user alone;
 //! * [`daemon`] is the life of a device's server, [`methods`] its answers, [`server`] the state
 //!   that its threads share, [`served`] the device itself with its exports ([`exports`]),
 //!   [`loading`] its tables, [`spec`] the specification that `create` gives to it, [`work`] its
-//!   long work, [`upkeep`] restores files that were removed, of which [`changes`] tells it, [`platform`] the system's devices and
-//!   addresses, [`samples`] reads samples of dirty data, [`http`] and [`metrics`] its metrics;
+//!   long work, [`upkeep`] restores removed files, [`changes`] reports removals, [`platform`] the
+//!   system's devices and addresses, [`samples`] reads samples of dirty data, [`http`] and
+//!   [`metrics`] its metrics;
 //! * [`process`] finds out why a server does not answer, [`last_end`] how the last one ended;
 //!   [`signals`] and [`rlimits`] are about signals and resource limits;
 //! * [`output`], [`columns`], [`progress`] and [`attach_progress`] are the output for people,
@@ -23,6 +25,7 @@ mod attach_progress;
 mod changes;
 mod columns;
 mod commands;
+mod config;
 mod control;
 mod daemon;
 mod dead;

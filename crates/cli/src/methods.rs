@@ -52,7 +52,7 @@ pub fn limits() -> Vec<Limit> {
 /// Carries out one call and sends its answers. An error means that the connection cannot be used
 /// any more. Errors of the call itself are answers.
 pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
-    // What the call finds, such as a file that was cut short, belongs into the log.
+    // The call may find a change, such as a file that was cut short, which the log must have too.
     udm::queue::note_work();
     let Some((interface, method)) = call.method.rsplit_once('.') else {
         let parameters = json!({ "interface": call.method });
@@ -181,13 +181,13 @@ fn carry_out(
             let wanted = TableParameters::deserialize(parameters)?;
             json!({ "lines": served.table(wanted.inactive) })
         }
-        "Info" => {
+        "Configuration" | "Info" | "Limits" => {
             Nothing::deserialize(parameters)?;
-            info(server)
-        }
-        "Limits" => {
-            Nothing::deserialize(parameters)?;
-            stated_limits(server)
+            match method {
+                "Configuration" => configuration(server),
+                "Info" => info(server),
+                _ => stated_limits(server),
+            }
         }
         "OnlyCached" => {
             let wanted = OnlyCachedParameters::deserialize(parameters)?;
@@ -347,6 +347,18 @@ fn info(server: &Server) -> Value {
         "lines": served.lines(),
         "log": server.log(),
         "control": server.runtime.control(&name).display().to_string(),
+    })
+}
+
+/// The words that create the device again.
+fn configuration(server: &Server) -> Value {
+    let served = &server.served;
+    let exports: Vec<_> = served.exports().into_iter().map(|export| export.uri).collect();
+    json!({
+        "table": served.given_table(),
+        "exports": exports,
+        "queues": served.queues,
+        "metrics": server.metrics,
     })
 }
 

@@ -74,7 +74,8 @@ pub struct Served {
     /// Notes about the table that the device was made with.
     first_notes: Mutex<Vec<String>>,
     runtime: Arc<RuntimeDir>,
-    queues: Option<u16>,
+    /// Connections served at most for each export, if `create` was given a number.
+    pub queues: Option<u16>,
     stalls: Stalls,
 }
 

@@ -29,6 +29,8 @@ mod writecache;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/attach_progress.rs"]
 mod attach_progress;
+#[path = "../../../crates/cli/src/changes.rs"]
+mod changes;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;

@@ -18,6 +18,7 @@ use super::setup::Composed;
 use super::{exports, print_result, recover, setup};
 use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attach_progress::{Shown, Step};
+use crate::config;
 use crate::control::{Answer, Client};
 use crate::daemon::{NAME_IS_USED, serve_here};
 use crate::loading::with_whole_line;
@@ -37,10 +38,18 @@ const ANSWER_MAX: Duration = Duration::from_millis(300);
 const TABLE_BYTES_MAX: u64 = 1 << 20;
 
 /// `udm create`.
-pub fn create(args: CreateArgs) -> Result<()> {
-    let name = args.name.as_str();
+pub fn create(mut args: CreateArgs) -> Result<()> {
+    let device = match (&args.name, &args.config) {
+        (Some(name), _) => name.clone(),
+        (None, Some(path)) => config::name_of(path)?,
+        (None, None) => return Err(Usage("no name".into()).into()),
+    };
+    let name = device.as_str();
+    if let Some(path) = args.config.take() {
+        config::read(&path)?.complete(&mut args)?;
+    }
     if !args.setup.dry_run {
-        refuse_used_name(&args.name)?;
+        refuse_used_name(&device)?;
     }
     let composed = match args.setup.origin {
         Some(_) => Some(setup::compose(name, &args.setup, args.force_format)?),
@@ -83,7 +92,7 @@ pub fn create(args: CreateArgs) -> Result<()> {
         return Err(Usage(advice.into()).into());
     }
     let runtime = RuntimeDir::open()?;
-    let ready = start_server(&runtime, &args.name, &spec).map_err(|error| match &composed {
+    let ready = start_server(&runtime, &device, &spec).map_err(|error| match &composed {
         Some(_) => in_words_of_create(&error),
         None => with_whole_line(error, &spec.table),
     })?;

@@ -4,6 +4,7 @@
 mod about;
 mod cache;
 mod change;
+mod config;
 mod create;
 mod detach;
 mod doctor;
@@ -52,6 +53,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Targets(args) => about::targets(&args),
         Command::Bench(args) => about::bench(&args),
+        Command::CheckConfig(args) => config::check(&args),
+        Command::Save(args) => config::save(&args),
         Command::Completions(args) => about::completions(&args),
         Command::Man(args) => about::man(&args),
         Command::Serve(args) => crate::daemon::serve(&args.name),
@@ -85,6 +88,8 @@ pub fn name(command: &Command) -> &'static str {
         Command::Doctor(_) => "doctor",
         Command::Targets(_) => "targets",
         Command::Bench(_) => "bench",
+        Command::CheckConfig(_) => "check-config",
+        Command::Save(_) => "save",
         Command::Completions(_) => "completions",
         Command::Man(_) => "man",
         Command::Serve(_) => "serve",

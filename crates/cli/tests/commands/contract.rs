@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 26] = [
+const COMMANDS: [(&str, &[&str]); 28] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
@@ -33,6 +33,8 @@ const COMMANDS: [(&str, &[&str]); 26] = [
     ("cache", &["check", "/nonexistent/meta"]),
     ("doctor", &[]),
     ("targets", &[]),
+    ("check-config", &["/nonexistent/vol.conf"]),
+    ("save", &["vol"]),
     ("completions", &["bash"]),
     ("man", &[]),
     ("bench", &["copy"]),
@@ -81,7 +83,8 @@ fn unknown_flags_and_missing_arguments_are_usage_errors() {
         let line = outcome.one_line(name);
         assert!(line.contains("--no-such-flag") && line.contains(&format!("udm {name} --help")));
         if words.first().is_some_and(|word| !word.starts_with('-')) && name != "completions" {
-            let needs_name = !["status", "table", "info", "metrics"].contains(&name);
+            let without = ["status", "table", "info", "metrics", "check-config"];
+            let needs_name = !without.contains(&name);
             if needs_name {
                 assert_eq!(udm.run(&[name]).code, 2, "{name}");
             }

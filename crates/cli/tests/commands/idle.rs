@@ -38,10 +38,10 @@ fn servers_without_clients_sleep() {
     let udm = Udm::new();
     udm.file("meta", 4 * MIB);
     let files =
-        ["o", "f"].map(|name| [1, 2, 3].map(|nth| udm.file(&format!("{name}{nth}"), 64 * MIB)));
+        ["o", "f"].map(|name| [1, 2, 3].map(|nth| udm.file(&format!("{name}{nth}"), 600 * MIB)));
     let [origin, fast] = files.each_ref().map(|files| files.each_ref().map(|file| text(file)));
     let tables = [
-        format!("0 131072 pcache {}?create=1 {} 0", fast[0], origin[0]),
+        format!("0 131072 pcache {} {} 0", fast[0], origin[0]),
         format!("0 131072 writecache s {} {} 4096 0", origin[1], fast[1]),
         format!("0 131072 cache meta {} {} 64 1 writeback smq 0", fast[2], origin[2]),
     ];

@@ -26,6 +26,7 @@ mod changed;
 mod claims;
 mod cleaned;
 mod clients;
+mod config;
 mod contract;
 mod dead_ssd;
 mod detach;

@@ -1,0 +1,122 @@
+//! Configuration files: checked, created from, and saved.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::common::{Udm, pattern, read_export, text, write_export};
+
+const MIB: u64 = 1 << 20;
+
+fn write(udm: &Udm, name: &str, content: &str) -> PathBuf {
+    let path = udm.path(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+    path
+}
+
+/// A device from a file, saved and created again, is the same device with its data.
+#[test]
+fn a_device_is_saved_and_created_again() {
+    let udm = Udm::new();
+    let (origin, fast) = (udm.file("o", 16 * MIB), udm.file("f", 512 * MIB));
+    let (origin, fast) = (text(&origin), text(&fast));
+    let uri = udm.uri("v.sock");
+    let file = write(
+        &udm,
+        "v.conf",
+        &format!(
+            "origin = '{origin}'\nfast = '{fast}'\ntarget = 'writecache'\nqueues = 3\n\
+             exports = ['{uri}']\nmetrics = '127.0.0.1:0'\n"
+        ),
+    );
+    assert_eq!(udm.ok(&["check-config", text(&file)]), format!("{}: correct\n", text(&file)));
+    udm.ok(&["create", "--config", text(&file)]);
+    write_export(&udm, &uri, &pattern(1, MIB as usize));
+    let saved = udm.ok(&["save", "v"]);
+    let of_server = udm.json(&["save", "v"]);
+    assert_eq!(of_server["queues"], 3);
+    assert_eq!(of_server["exports"][0], udm.json(&["info", "v"])["exports"][0]["uri"]);
+    let again = write(&udm, "again.conf", &saved);
+    udm.ok(&["check-config", text(&again)]);
+    let table = udm.ok(&["table", "v"]);
+    udm.ok(&["remove", "v"]);
+    udm.ok(&["create", "v", "--config", text(&again)]);
+    assert_eq!(udm.ok(&["table", "v"]), table);
+    let read = read_export(&udm, &uri);
+    assert!(read[..MIB as usize] == pattern(1, MIB as usize)[..]);
+    assert_eq!(udm.json(&["save", "v"]), of_server, "saved again");
+    udm.ok(&["remove", "v", "--drain"]);
+}
+
+#[test]
+fn the_command_line_replaces_keys() {
+    let udm = Udm::new();
+    let uri = udm.uri("file.sock");
+    let content = format!("table = '0 2048 zero'\nexports = ['{uri}']\nqueues = 3\n");
+    let file = write(&udm, "v.conf", &content);
+    let own = udm.uri("own.sock");
+    udm.ok(&["create", "w", "--config", text(&file), "--export", &own, "--queues", "5"]);
+    let saved = udm.json(&["save", "w"]);
+    assert_eq!(saved["queues"], 5);
+    let exports = saved["exports"].as_array().unwrap();
+    assert!(exports.len() == 1 && exports[0].as_str().unwrap().contains("own.sock"), "{saved}");
+    udm.ok(&["remove", "w"]);
+    let words = ["create", "--config", text(&file), "--table", "0 8 zero"];
+    let outcome = udm.run(&words);
+    assert!(outcome.code == 2 && outcome.err.contains("--config names the devices"), "{outcome:?}");
+}
+
+#[test]
+fn consents_are_not_saved() {
+    let udm = Udm::new();
+    let (origin, fast) = (udm.file("o", 16 * MIB), udm.file("f", 512 * MIB));
+    let words = ["create", "v", "--origin", text(&origin), "--fast", text(&fast), "--rebind"];
+    udm.ok(&[&words[..], &["--target", "pcache"]].concat());
+    let saved = udm.ok(&["save", "v"]);
+    assert!(saved.contains("pcache") && !saved.contains("rebind"), "{saved}");
+    udm.ok(&["remove", "v"]);
+}
+
+#[test]
+fn mistakes_are_listed_with_their_places() {
+    let udm = Udm::new();
+    let uri = udm.uri("v.sock");
+    let right = format!("table = '0 8 zero'\nexports = ['{uri}']\n");
+    let (one, two) = (write(&udm, "one.conf", &right), write(&udm, "two.conf", &right));
+    let wrong = write(&udm, "three.conf", "tabel = '0 8 zero'\nqueues = 99\n");
+    let odd = write(&udm, "odd.txt", &right);
+    let outcome = udm.run(&["check-config", text(&one), text(&two), text(&wrong), text(&odd)]);
+    assert_eq!(outcome.code, 1);
+    for line in [
+        format!("{}: correct", text(&one)),
+        format!("{}: {} uses {uri} too", text(&two), text(&one)),
+        format!("{}:1:1: unknown key \"tabel\"", text(&wrong)),
+        format!("{}:2:10: expected a number from 1 to 64", text(&wrong)),
+        format!("{0}: {0}: a configuration file is named NAME.conf", text(&odd)),
+    ] {
+        assert!(outcome.out.contains(&line), "{line:?} in {}", outcome.out);
+    }
+    assert!(outcome.err.contains("5 mistakes in 3 of 4 files"), "{}", outcome.err);
+    let refused = udm.refused(&["create", "--config", text(&wrong)]);
+    let first = format!("{}:1:1: unknown key", text(&wrong));
+    assert!(refused.contains(&first) && refused.contains("and 1 more"), "{refused}");
+    // Other users must not choose the devices.
+    std::fs::set_permissions(&one, PermissionsExt::from_mode(0o666)).unwrap();
+    let refused = udm.refused(&["create", "--config", text(&one)]);
+    assert!(refused.contains("any user may change it"), "{refused}");
+    assert_eq!(udm.json(&["ls"]), Value::Array(Vec::new()));
+}
+
+#[test]
+fn the_schema_has_the_keys_of_the_documents() {
+    let udm = Udm::new();
+    let schema: Value = serde_json::from_str(&udm.ok(&["check-config", "--schema"])).unwrap();
+    let keys: Vec<_> = schema["properties"].as_object().unwrap().keys().cloned().collect();
+    let page = include_str!("../../../../docs/configuration.md");
+    for key in &keys {
+        assert!(page.contains(&format!("`{key}`")), "{key} is not in docs/configuration.md");
+    }
+    assert_eq!(keys.len(), 10);
+}
