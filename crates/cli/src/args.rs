@@ -150,26 +150,41 @@ pub struct SetupArgs {
     pub fast: Option<String>,
     /// Use this target [default: the one of the cache on FAST, else pcache for memory, writecache
     /// for a disk, cache for a disk with --mode writethrough]
-    #[arg(long, value_name = "TARGET", requires = "origin", value_parser = cache_names())]
+    #[arg(long, value_name = "TARGET", value_parser = cache_names())]
     pub target: Option<String>,
     /// Complete a write when the cache has stored it (writeback), or when SLOW also has stored it
     /// (writethrough, which the target cache has) [default: writeback]
-    #[arg(long, value_name = "MODE", requires = "origin", value_parser = cache_mode)]
+    #[arg(long, value_name = "MODE", value_parser = cache_mode)]
     pub mode: Option<CacheMode>,
     /// Choose which blocks a `cache` keeps by smq (the kernel's policy), or by probation (blocks
     /// are cached partially at first, and kept if they are used again) [default: smq]
-    #[arg(long, value_name = "POLICY", requires = "origin", value_parser = POLICIES)]
+    #[arg(long, value_name = "POLICY", value_parser = POLICIES)]
     pub policy: Option<String>,
-    /// Set the size of the cache's blocks, in bytes or with a unit; pcache has no blocks
-    #[arg(long, value_name = "SIZE", requires = "origin", default_value = "auto",
-          value_parser = block_size)]
-    pub block_size: BlockSize,
+    /// Set the size of the cache's blocks, in bytes or with a unit; pcache has no blocks [default:
+    /// auto]
+    #[arg(long, value_name = "SIZE", value_parser = block_size)]
+    pub block_size: Option<BlockSize>,
     /// Accept the cache on FAST even if FAST or SLOW is not the device of its last use
-    #[arg(long, requires = "origin")]
+    #[arg(long)]
     pub rebind: bool,
     /// Print what would be created, without creating it
-    #[arg(long, requires = "origin")]
+    #[arg(long)]
     pub dry_run: bool,
+}
+
+impl SetupArgs {
+    /// An option that is only for a table that is put together from devices, if one is given.
+    pub fn option_for_devices(&self) -> Option<&'static str> {
+        let given = [
+            (self.target.is_some(), "--target"),
+            (self.mode.is_some(), "--mode"),
+            (self.policy.is_some(), "--policy"),
+            (self.block_size.is_some(), "--block-size"),
+            (self.rebind, "--rebind"),
+            (self.dry_run, "--dry-run"),
+        ];
+        given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+    }
 }
 
 /// The policies of a `cache`.

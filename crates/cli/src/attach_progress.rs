@@ -84,7 +84,7 @@ pub fn watched<T>(
     let (done, is_done) = channel::<()>();
     let started = Instant::now();
     thread::scope(|scope| {
-        scope.spawn(move || {
+        let tells = move || {
             let mut wait = PATIENCE;
             while is_done.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 wait = LOOK_EVERY;
@@ -94,7 +94,9 @@ pub fn watched<T>(
                     tell(&Step { what, done: step.done, total: step.total, seconds });
                 }
             }
-        });
+        };
+        // Without a thread, progress is not reported.
+        let _ = thread::Builder::new().name("progress".into()).spawn_scoped(scope, tells);
         let opened = open();
         drop(done);
         opened

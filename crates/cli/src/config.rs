@@ -6,8 +6,10 @@
 //! the command line replaces the key.
 
 use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,6 +23,7 @@ use udm::units::human_bytes;
 use udm_export::Uri;
 
 use crate::args::{BlockSize, CreateArgs, POLICIES, QUEUES_MAX, block_size, cache_mode};
+use crate::directory;
 use crate::output::Usage;
 use crate::runtime::DeviceName;
 
@@ -28,6 +31,10 @@ use crate::runtime::DeviceName;
 pub const FOLDER: &str = "/etc/udm";
 /// The extension of a configuration file's name.
 pub const EXTENSION: &str = "conf";
+/// More mistakes of a file are not listed.
+const MISTAKES_MAX: usize = 100;
+/// The right of users other than the owner and its group.
+const OTHERS_WRITE: u32 = 0o002;
 /// A longer file is refused.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -97,24 +104,39 @@ impl fmt::Display for Mistake {
 
 /// The text of a file.
 pub fn text_of(path: &Path) -> Result<String> {
-    use std::io::Read;
-    let place = || path.display().to_string();
-    let file = std::fs::File::open(path).with_context(place)?;
-    let meta = file.metadata().with_context(place)?;
-    if meta.is_file() && meta.permissions().mode() & 0o002 != 0 {
-        bail!("{}: any user may change it: `chmod o-w {}`", place(), place());
+    let file = File::open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_file() {
+        check_rights(path, &meta)?;
     }
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).with_context(place)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        bail!("{}: longer than {}", place(), human_bytes(FILE_BYTES_MAX));
+        bail!("longer than {}", human_bytes(FILE_BYTES_MAX));
     }
-    String::from_utf8(bytes).map_err(|_| anyhow!("{}: not UTF-8 text", place()))
+    String::from_utf8(bytes).map_err(|_| anyhow!("not UTF-8 text"))
+}
+
+/// An error if another user than this one and root may change or replace the file.
+fn check_rights(path: &Path, meta: &Metadata) -> Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    if meta.uid() != 0 && meta.uid() != user {
+        bail!("it belongs to user {}, who can change it", meta.uid());
+    }
+    if meta.mode() & OTHERS_WRITE != 0 {
+        bail!("any user may change it: `chmod o-w {}`", path.display());
+    }
+    for file in [std::path::absolute(path)?, path.canonicalize()?] {
+        let parent = file.parent().unwrap_or(Path::new("/"));
+        directory::check_way(parent, user, OTHERS_WRITE, "put the file elsewhere")?;
+    }
+    Ok(())
 }
 
 /// The configuration in the file at `path`; its first mistake is the error.
 pub fn read(path: &Path) -> Result<Config> {
-    parse(&text_of(path)?).map_err(|mistakes| {
+    let text = text_of(path).with_context(|| path.display().to_string())?;
+    parse(&text).map_err(|mistakes| {
         let more = match mistakes.len() - 1 {
             0 => String::new(),
             more => format!(" (and {more} more: `udm check-config {}`)", path.display()),
@@ -170,6 +192,9 @@ type Given<'a> = Spanned<DeValue<'a>>;
 impl Check<'_> {
     /// Notes a mistake at byte `at`.
     fn wrong(&mut self, at: usize, what: String) {
+        if self.mistakes.len() >= MISTAKES_MAX {
+            return;
+        }
         let before = self.text.get(..at).unwrap_or(self.text);
         let line_start = before.rfind('\n').map_or(0, |end| end + 1);
         self.mistakes.push(Mistake {
@@ -293,13 +318,10 @@ fn table_of(text: &str) -> Result<String, String> {
 
 fn device_of(text: &str) -> Result<String, String> {
     let word = Word::new(text).device().map_err(|error| error.to_string())?;
-    let is_number = word.path.split_once(':').is_some_and(|(major, minor)| {
-        [major, minor].iter().all(|part| part.parse::<u32>().is_ok())
-    });
     if text.contains('\n') {
         return Err("a table cannot name a path with a line break".into());
     }
-    if !word.path.starts_with('/') && !is_number {
+    if !word.path.starts_with('/') && word.number().is_none() {
         return Err(format!("{text}: the path must begin with /"));
     }
     Ok(text.to_owned())
@@ -334,7 +356,7 @@ impl Config {
     /// Fills in the options that the command line leaves out.
     pub fn complete(self, args: &mut CreateArgs) -> Result<()> {
         let has_table = args.source.table.is_some() || args.source.table_file.is_some();
-        if has_table || args.setup.origin.is_some() {
+        if has_table || args.setup.origin.is_some() || args.setup.fast.is_some() {
             let what = "--config names the devices; give it without a table, --origin and --fast";
             return Err(Usage(what.into()).into());
         }
@@ -344,9 +366,7 @@ impl Config {
         setup.target = setup.target.take().or(self.target);
         setup.mode = setup.mode.or(self.mode);
         setup.policy = setup.policy.take().or(self.policy);
-        if setup.block_size.0.is_none() {
-            setup.block_size = self.block_size.unwrap_or(setup.block_size);
-        }
+        setup.block_size = setup.block_size.or(self.block_size);
         if args.export.is_empty() {
             args.export = self.exports;
         }
@@ -356,19 +376,24 @@ impl Config {
     }
 }
 
-/// The addresses in a file that no other device can have too: exports and metrics.
+/// The addresses in a file that no other export can have too: of exports, and of metrics.
 pub fn addresses(config: &Config) -> impl Iterator<Item = String> {
-    config.exports.iter().cloned().chain(config.metrics.map(|address| address.to_string()))
+    let uris = config.exports.iter().filter_map(|uri| uri.parse::<Uri>().ok());
+    let metrics = config.metrics.filter(|address| address.port() != 0);
+    uris.filter_map(|uri| uri.place()).chain(metrics.map(|address| address.to_string()))
 }
 
 /// The text of the configuration of a device, from what its server answers.
 pub fn text_from(answer: &Value) -> String {
     let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
-    let table = answer["table"].as_str().unwrap_or_default().trim_end();
-    let mut text = match table.contains('\n') || table.contains('"') {
-        // In TOML, \\ between ''' is an ordinary character.
-        true if !table.contains("\'\'\'") => format!("table = \'\'\'\n{table}\n\'\'\'\n"),
-        _ => format!("table = {}\n", quoted(table)),
+    let table = answer["table"].as_str().unwrap_or_default();
+    let table = table.strip_suffix('\n').unwrap_or(table);
+    // Between ''', all characters stand for themselves; most control characters are not allowed.
+    let is_plain = !table.contains("'''")
+        && !table.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'));
+    let mut text = match table.contains(['\n', '"', '\\']) && is_plain {
+        true => format!("table = '''\n{table}\n'''\n"),
+        false => format!("table = {}\n", quoted(table)),
     };
     let exports: Vec<_> = answer["exports"].as_array().into_iter().flatten().collect();
     if !exports.is_empty() {
@@ -396,6 +421,12 @@ pub fn schema() -> Value {
             Kind::Number => json!({ "type": "integer", "minimum": 1, "maximum": QUEUES_MAX }),
         };
         value["description"] = json!(about);
+        match name {
+            "mode" => value["enum"] = json!(["writeback", "writethrough"]),
+            "policy" => value["enum"] = json!(POLICIES),
+            "target" => value["enum"] = caches().map(|(kind, _)| kind.name).collect(),
+            _ => {}
+        }
         (name.to_owned(), value)
     };
     json!({

@@ -314,7 +314,9 @@ pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()
         if frames.stream().has_hung_up() {
             bail!("{} was not carried out: the caller has disconnected", call.method);
         }
-        methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
+        let answered = methods::answer(server, &call, &mut |answer| frames.send(&answer));
+        udm::queue::note_work();
+        answered?;
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ pub fn open_own(path: &Path) -> Result<File> {
         .mode(0o700)
         .create(parent)
         .with_context(|| format!("make {}", parent.display()))?;
-    check_way(parent, user)?;
+    check_way(parent, user, OTHERS_WRITE, "set UDM_RUNTIME_DIR to a directory elsewhere")?;
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error)?,
         _ => {}
@@ -69,14 +69,14 @@ fn check_rights(meta: &Metadata, path: &Path, user: u32) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the path to the directory `parent`, as given and resolved, cannot change.
-fn check_way(parent: &Path, user: u32) -> Result<()> {
+/// Checks that other users cannot change the path to the directory `parent`, as given and resolved.
+/// `others`: their rights to write. `advice` ends the error.
+pub fn check_way(parent: &Path, user: u32, others: u32, advice: &str) -> Result<()> {
     let real = fs::canonicalize(parent).with_context(|| parent.display().to_string())?;
     let is_trusted = |owner: u32| owner == 0 || owner == user;
     let mut places: Vec<PathBuf> = parent.ancestors().map(Path::to_owned).collect();
     places.extend(real.ancestors().map(Path::to_owned));
     for place in places {
-        let advice = "set UDM_RUNTIME_DIR to a directory elsewhere";
         let shown = place.display();
         let link = fs::symlink_metadata(&place).with_context(|| shown.to_string())?;
         if link.is_symlink() && !is_trusted(link.uid()) {
@@ -89,7 +89,7 @@ fn check_way(parent: &Path, user: u32) -> Result<()> {
             bail!("{shown} above it belongs to user {owner}, who can replace it; {advice}");
         }
         let mode = meta.mode() & 0o7777;
-        if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+        if mode & others != 0 && mode & STICKY == 0 {
             bail!("other users may write {shown} above it (mode {mode:04o}); {advice}");
         }
     }

@@ -20,7 +20,9 @@ pub fn flush(device: &Arc<Device>) -> Result<()> {
     let port = local.port_id();
     let (done, is_done) = channel::<()>();
     let flushed = thread::scope(|scope| {
-        scope.spawn(move || watch(device, port, &is_done));
+        // Without a thread, the flush is not watched.
+        let watch = move || watch(device, port, &is_done);
+        let _ = thread::Builder::new().name("flush".into()).spawn_scoped(scope, watch);
         let flushed = local.flush();
         drop(done);
         flushed

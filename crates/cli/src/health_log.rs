@@ -1,6 +1,7 @@
 //! Log lines about a device's health: each change once, with counts and errno. Requests are not
 //! logged: a thread checks the device every second, and compares. While no state lasts and no queue
-//! works, it sleeps.
+//! works, it sleeps, or checks every minute if there is dirty data or a device has failed: a cache
+//! file may be cut short, or become whole again, without any I/O.
 //!
 //! A recurring state (errors of the origin, a full cache, pauses of write-back) begins with its
 //! first sign, and ends some seconds after its last sign: so a flapping state is one state and does
@@ -23,6 +24,9 @@ use crate::server::Server;
 /// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Time between two checks of a device that is at rest, and has dirty data or has failed.
+const REST: Duration = Duration::from_secs(60);
+
 /// A state has ended this long after its last sign.
 const CALM: Duration = Duration::from_secs(5);
 
@@ -32,8 +36,11 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
     let watch = move || {
         let mut journal = Journal::default();
         let mut paths = Paths::default();
-        while let Some(server) = server.upgrade() {
+        loop {
             queue::await_work();
+            // Before the check: it sees all changes that are older than this pause.
+            thread::sleep(LOOK_EVERY);
+            let Some(server) = server.upgrade() else { return };
             let name = server.name();
             let (health, exports) = (server.served.health(), server.served.exports());
             for line in journal.look(&health, &exports, Instant::now()) {
@@ -48,10 +55,11 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
                 log::line(&format!("{name}: {line}"));
             }
             let is_calm = journal.is_calm() && server.served.waits_for().is_none();
+            let is_clean = server.served.dirty().bytes == 0;
+            let is_well = health.iter().all(|(_, _, health)| !has_failed(health));
             drop(server);
-            thread::sleep(LOOK_EVERY);
             if is_calm {
-                queue::wait_for_work();
+                queue::wait_for_work((!is_clean || !is_well).then_some(REST));
             }
         }
     };
@@ -211,6 +219,10 @@ impl Line {
             });
         }
     }
+}
+
+fn has_failed(health: &Health) -> bool {
+    health.medium_failure.is_some() || health.metadata_failure.is_some()
 }
 
 /// Whether a device had an error, and no operation has succeeded since.

@@ -4,9 +4,10 @@
 //! `wipe`, send their progress, and the others send beats (`work.rs`). When the caller is gone, the
 //! next answer cannot be sent, and the work stops at that point without a loss.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use udm::base::limits::{Limit, limit};
@@ -184,7 +185,7 @@ fn carry_out(
         "Configuration" | "Info" | "Limits" => {
             Nothing::deserialize(parameters)?;
             match method {
-                "Configuration" => configuration(server),
+                "Configuration" => configuration(server)?,
                 "Info" => info(server),
                 _ => stated_limits(server),
             }
@@ -351,15 +352,18 @@ fn info(server: &Server) -> Value {
 }
 
 /// The words that create the device again.
-fn configuration(server: &Server) -> Value {
+fn configuration(server: &Server) -> Result<Value> {
     let served = &server.served;
+    if server.is_stopping.load(Ordering::SeqCst) {
+        bail!("{}: the device is being removed, and its exports are closed", server.name());
+    }
     let exports: Vec<_> = served.exports().into_iter().map(|export| export.uri).collect();
-    json!({
+    Ok(json!({
         "table": served.given_table(),
         "exports": exports,
         "queues": served.queues,
         "metrics": server.metrics,
-    })
+    }))
 }
 
 /// All maxima of this server.

@@ -74,10 +74,11 @@ impl Control {
     /// Waits for a connection, a change of the files, or the next check. Returns whether there may
     /// be a connection.
     fn wait(&mut self) -> bool {
-        let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        let connections = PollFd::new(&self.listener, PollFlags::IN);
+        let mut polled = [connections.clone(), connections];
         let mut timeout = None;
         match &self.changes {
-            Some(changes) if !self.is_due => polled.push(changes.polled()),
+            Some(changes) if !self.is_due => polled[1] = changes.polled(),
             _ => {
                 let left = KEEP_EVERY.saturating_sub(self.checked.elapsed());
                 let nanos = left.as_nanos().min(999_999_999);
@@ -86,8 +87,8 @@ impl Control {
         }
         let count = poll(&mut polled, timeout.as_ref());
         let has_come = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        let is_ready = has_come(&polled[0]);
-        self.is_due |= count.is_err() || timeout.is_some() || polled[1..].iter().any(has_come);
+        let (is_ready, has_report) = (has_come(&polled[0]), has_come(&polled[1]));
+        self.is_due |= count.is_err() || timeout.is_some() || has_report;
         is_ready
     }
 
@@ -98,9 +99,9 @@ impl Control {
             self.changes = Changes::new().ok();
         }
         let is_watched = |changes: &Changes| {
-            let has_guard = server.with_lock(|lock| lock.report_guard(changes.polled_fd()));
             changes.forget();
-            has_guard != Some(false) && changes.watch(server.runtime.path()).is_ok()
+            let has_guard = server.with_lock(|lock| lock.report_guard(changes.polled_fd()));
+            has_guard == Some(true) && changes.watch(server.runtime.path()).is_ok()
         };
         let is_watching = self.changes.as_ref().is_some_and(is_watched);
         let is_settled = keep(server, self);
@@ -177,8 +178,8 @@ fn keep(server: &Arc<Server>, control: &mut Control) -> bool {
     });
     let is_settled = match &made {
         Some(Ok(made)) => made.is_empty(),
-        Some(Err(_)) => false,
-        None => true,
+        // An end that has begun may still fail.
+        Some(Err(_)) | None => false,
     };
     match made {
         Some(Ok(made)) if !made.is_empty() => tell_made(server, &made.join(", ")),

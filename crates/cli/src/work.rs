@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
@@ -69,8 +69,8 @@ pub struct Work<'a> {
     pub more: bool,
 }
 
-/// Does `work`, and sends beats meanwhile. The error of the outer result is the reason why the
-/// caller cannot get an answer any more.
+/// Does `work`, and sends beats meanwhile, if there can be one more thread. The error of the outer
+/// result is the reason why the caller cannot get an answer any more.
 pub fn watched<T>(
     work: &Work<'_>,
     say: &mut Say<'_>,
@@ -80,12 +80,14 @@ pub fn watched<T>(
     let (done, is_done) = channel::<()>();
     thread::scope(|scope| {
         let watch = &watch;
-        let beating = scope.spawn(move || beat(work, watch, say, &is_done));
+        let beats = move || beat(work, watch, say, &is_done);
+        let beating = thread::Builder::new().name("beats".into()).spawn_scoped(scope, beats);
         let result = carry_out(watch);
         drop(done);
-        match beating.join() {
-            Ok(heard) => heard.map(|()| result),
-            Err(panic) => std::panic::resume_unwind(panic),
+        match beating.map(ScopedJoinHandle::join) {
+            Err(_) => Ok(result),
+            Ok(Ok(heard)) => heard.map(|()| result),
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
         }
     })
 }

@@ -217,6 +217,8 @@ impl Queue {
                 Ok((mut core, role)) => {
                     let _ = report.send(Ok(core.shared.clone()));
                     core.run(role);
+                    // The role may have changed something at its end.
+                    note_work();
                 }
                 Err(error) => {
                     let _ = report.send(Err(error));

@@ -49,6 +49,20 @@ impl Uri {
         }
     }
 
+    /// The place that no other export can have at the same time: a socket, the name of an NBD
+    /// export at an address that several share, or a disk. `None` if the kernel chooses a free one.
+    pub fn place(&self) -> Option<String> {
+        let is_shared = matches!(self, Uri::Nbd(uri) if uri.name.is_some());
+        match (self, self.socket()) {
+            (Uri::Ublk(uri), _) => uri.disk(),
+            (_, Some(Address::Tcp(address))) if address.port() == 0 => None,
+            _ if is_shared => Some(self.for_clients()),
+            (_, Some(Address::Tcp(address))) => Some(address.to_string()),
+            (_, Some(Address::Unix(path))) => Some(path.display().to_string()),
+            (_, None) => None,
+        }
+    }
+
     /// Returns the form of the address that clients accept.
     pub fn for_clients(&self) -> String {
         match self {
@@ -89,6 +103,22 @@ impl fmt::Display for Uri {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_is_one_exports_whatever_its_options() {
+        let place = |text: &str| text.parse::<Uri>().unwrap().place();
+        for (one, other) in [
+            ("nbd+unix:///run/a.sock", "vhost-user:///run/a.sock?poll=never"),
+            ("nbd://127.0.0.1:10809", "nbd://127.0.0.1:10809?poll=never"),
+            ("ublk:3", "ublk:3?queues=2"),
+        ] {
+            assert!(place(one).is_some() && place(one) == place(other), "{one} {other}");
+        }
+        assert_ne!(place("nbd://127.0.0.1:10809/a"), place("nbd://127.0.0.1:10809/b"));
+        for free in ["ublk:", "ublk:?queues=2", "nbd://127.0.0.1:0"] {
+            assert_eq!(place(free), None, "{free}");
+        }
+    }
 
     #[test]
     fn an_unknown_scheme_is_told_all_forms() {

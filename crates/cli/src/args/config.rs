@@ -33,10 +33,13 @@ pub struct CheckConfigArgs {
 Consent that a user gave once, such as --rebind, is not saved.
 
 Example:
-  udm save vol > /etc/udm/vol.conf")]
+  udm save vol -o /etc/udm/vol.conf")]
 pub struct SaveArgs {
     /// The device's name
     pub name: DeviceName,
+    /// Write FILE, which keeps its old content if that fails [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
     #[command(flatten)]
     pub json: JsonArgs,
 }

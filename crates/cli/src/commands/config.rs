@@ -1,14 +1,15 @@
 //! `check-config` and `save`.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::print_result;
 use crate::args::config::{CheckConfigArgs, SaveArgs};
-use crate::config::{self, FOLDER};
+use crate::config::{self, EXTENSION, FOLDER};
 use crate::control::Client;
 use crate::output::{print_json, print_line};
 use crate::runtime::RuntimeDir;
@@ -32,6 +33,14 @@ pub fn check(args: &CheckConfigArgs) -> Result<()> {
             bail!("no configuration file in {FOLDER}");
         }
     }
+    // A file that is named twice is one file.
+    let mut known = Vec::new();
+    files.retain(|path| {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let is_new = !known.contains(&real);
+        known.push(real);
+        is_new
+    });
     let checked = check_all(&files);
     let wrong: usize = checked.iter().map(|file| file.mistakes.len()).sum();
     let value = |file: &Checked| {
@@ -61,16 +70,20 @@ fn check_all(files: &[PathBuf]) -> Vec<Checked> {
     let mut seen: BTreeMap<String, PathBuf> = BTreeMap::new();
     let mut check = |path: &PathBuf| {
         let mut mistakes = Vec::new();
+        let mut taken = |what: String| {
+            let mistake = taken(&seen, &what, path);
+            seen.entry(what).or_insert_with(|| path.clone());
+            mistake
+        };
         match config::name_of(path) {
-            Ok(name) => mistakes.extend(taken(&mut seen, format!("the name {name}"), path)),
-            Err(error) => mistakes.push(format!(" {error:#}")),
+            Ok(name) => mistakes.extend(taken(format!("the name {name}"))),
+            Err(_) => mistakes.push(format!(" a configuration file is named NAME.{EXTENSION}")),
         }
         match config::text_of(path) {
             Err(error) => mistakes.push(format!(" {error:#}")),
             Ok(text) => match config::parse(&text) {
                 Err(found) => mistakes.extend(found.iter().map(ToString::to_string)),
-                Ok(config) => mistakes
-                    .extend(config::addresses(&config).filter_map(|it| taken(&mut seen, it, path))),
+                Ok(config) => mistakes.extend(config::addresses(&config).filter_map(&mut taken)),
             },
         }
         Checked { path: path.clone(), mistakes }
@@ -78,14 +91,13 @@ fn check_all(files: &[PathBuf]) -> Vec<Checked> {
     files.iter().map(&mut check).collect()
 }
 
-/// A mistake, if another file has `what` too.
-fn taken(seen: &mut BTreeMap<String, PathBuf>, what: String, path: &Path) -> Option<String> {
-    let is_any = what.ends_with(":0") || what == "ublk:";
-    if let Some(other) = seen.get(&what).filter(|other| *other != path && !is_any) {
-        return Some(format!(" {} uses {what} too", other.display()));
-    }
-    seen.insert(what, path.to_owned());
-    None
+/// A mistake, if `what` was seen before.
+fn taken(seen: &BTreeMap<String, PathBuf>, what: &str, path: &Path) -> Option<String> {
+    let mistake = match seen.get(what)? {
+        other if other == path => format!(" {what} is there twice"),
+        other => format!(" {} uses {what} too", other.display()),
+    };
+    Some(mistake)
 }
 
 /// `udm save`.
@@ -93,5 +105,25 @@ pub fn save(args: &SaveArgs) -> Result<()> {
     let mut client = Client::connect(&RuntimeDir::open()?, &args.name)?;
     let answer = client.order("Configuration", json!({}))?;
     let text = config::text_from(&answer);
-    print_result(args.json, text.trim_end(), &answer)
+    match &args.output {
+        None => print_result(args.json, text.strip_suffix('\n').unwrap_or(&text), &answer),
+        Some(path) => {
+            replace(path, &text).with_context(|| path.display().to_string())?;
+            let done = format!("{}: saved in {}", args.name, path.display());
+            print_result(args.json, &done, &answer)
+        }
+    }
+}
+
+/// Writes a whole file, or leaves the old one.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let name = path.file_name().context("no file name")?.to_string_lossy();
+    let new = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let written = std::fs::File::create_new(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    });
+    written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
+    Ok(())
 }

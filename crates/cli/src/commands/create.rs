@@ -45,8 +45,13 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         (None, None) => return Err(Usage("no name".into()).into()),
     };
     let name = device.as_str();
+    let of = if args.config.is_some() { "the file" } else { "--origin and --fast" };
     if let Some(path) = args.config.take() {
         config::read(&path)?.complete(&mut args)?;
+    }
+    if let (Some(option), None) = (args.setup.option_for_devices(), &args.setup.origin) {
+        let what = format!("{option} needs an origin and a fast device, from {of}");
+        return Err(Usage(what).into());
     }
     if !args.setup.dry_run {
         refuse_used_name(&device)?;

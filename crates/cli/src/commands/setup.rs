@@ -112,7 +112,7 @@ pub fn compose(name: &str, args: &SetupArgs, is_forced: bool) -> Result<Composed
         fast_block_bytes: fast.block_bytes,
         mode: args.mode,
         policy: args.policy.as_deref(),
-        block_bytes: args.block_size.0,
+        block_bytes: args.block_size.and_then(|size| size.0),
         found,
     };
     let mut line = kind.line(&wanted)?;

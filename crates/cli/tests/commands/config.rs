@@ -36,6 +36,10 @@ fn a_device_is_saved_and_created_again() {
     write_export(&udm, &uri, &pattern(1, MIB as usize));
     let saved = udm.ok(&["save", "v"]);
     let of_server = udm.json(&["save", "v"]);
+    udm.ok(&["save", "v", "-o", text(&file)]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), saved);
+    udm.refused(&["save", "absent", "-o", text(&file)]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), saved, "the old file stays");
     assert_eq!(of_server["queues"], 3);
     assert_eq!(of_server["exports"][0], udm.json(&["info", "v"])["exports"][0]["uri"]);
     let again = write(&udm, "again.conf", &saved);
@@ -63,9 +67,37 @@ fn the_command_line_replaces_keys() {
     let exports = saved["exports"].as_array().unwrap();
     assert!(exports.len() == 1 && exports[0].as_str().unwrap().contains("own.sock"), "{saved}");
     udm.ok(&["remove", "w"]);
-    let words = ["create", "--config", text(&file), "--table", "0 8 zero"];
-    let outcome = udm.run(&words);
-    assert!(outcome.code == 2 && outcome.err.contains("--config names the devices"), "{outcome:?}");
+    for (more, why) in [
+        (["--table", "0 8 zero"], "--config names the devices"),
+        (["--mode", "writeback"], "--mode needs an origin and a fast device, from the file"),
+    ] {
+        let outcome = udm.run(&[&["create", "--config", text(&file)][..], &more].concat());
+        assert!(outcome.code == 2 && outcome.err.contains(why), "{outcome:?}");
+    }
+    let outcome = udm.run(&["create", "--config", text(&file), "--dry-run"]);
+    assert!(outcome.code == 2 && udm.json(&["ls"]) == Value::Array(Vec::new()), "{outcome:?}");
+}
+
+#[test]
+fn options_for_devices_replace_keys_of_a_file() {
+    let udm = Udm::new();
+    let (origin, fast) = (udm.file("o", 16 * MIB), udm.file("f", 64 * MIB));
+    let (origin, fast) = (text(&origin), text(&fast));
+    let keys = "target = 'writecache'\nblock_size = '4K'\n";
+    let content = format!("origin = '{origin}'\nfast = '{fast}'\n{keys}");
+    let file = write(&udm, "v.conf", &content);
+    let dry = |more: &[&str]| {
+        let words = ["create", "--config", text(&file), "--dry-run"];
+        udm.json(&[&words, more].concat())["table"].as_str().unwrap().to_owned()
+    };
+    assert!(dry(&[]).contains("writecache") && dry(&[]).contains(" 4096 "), "{}", dry(&[]));
+    assert!(dry(&["--block-size", "512"]).contains(" 512 "));
+    assert!(
+        dry(&["--target", "cache", "--block-size", "64K", "--mode", "writethrough"])
+            .contains("writethrough")
+    );
+    assert!(dry(&["--rebind"]).contains("rebind true"));
+    assert_eq!(udm.json(&["ls"]), Value::Array(Vec::new()));
 }
 
 #[test]
@@ -91,10 +123,10 @@ fn mistakes_are_listed_with_their_places() {
     assert_eq!(outcome.code, 1);
     for line in [
         format!("{}: correct", text(&one)),
-        format!("{}: {} uses {uri} too", text(&two), text(&one)),
+        format!("{}: {} uses {} too", text(&two), text(&one), text(&udm.path("v.sock"))),
         format!("{}:1:1: unknown key \"tabel\"", text(&wrong)),
         format!("{}:2:10: expected a number from 1 to 64", text(&wrong)),
-        format!("{0}: {0}: a configuration file is named NAME.conf", text(&odd)),
+        format!("{}: a configuration file is named NAME.conf", text(&odd)),
     ] {
         assert!(outcome.out.contains(&line), "{line:?} in {}", outcome.out);
     }
@@ -102,10 +134,18 @@ fn mistakes_are_listed_with_their_places() {
     let refused = udm.refused(&["create", "--config", text(&wrong)]);
     let first = format!("{}:1:1: unknown key", text(&wrong));
     assert!(refused.contains(&first) && refused.contains("and 1 more"), "{refused}");
+    let twice = udm.path(".").join("one.conf");
+    udm.ok(&["check-config", text(&one), text(&twice)]);
     // Other users must not choose the devices.
     std::fs::set_permissions(&one, PermissionsExt::from_mode(0o666)).unwrap();
     let refused = udm.refused(&["create", "--config", text(&one)]);
     assert!(refused.contains("any user may change it"), "{refused}");
+    let open = udm.path("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+    let inside = write(&udm, "open/in.conf", &right);
+    let refused = udm.refused(&["create", "--config", text(&inside)]);
+    assert!(refused.contains("other users may write"), "{refused}");
     assert_eq!(udm.json(&["ls"]), Value::Array(Vec::new()));
 }
 

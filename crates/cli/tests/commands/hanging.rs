@@ -185,7 +185,14 @@ fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
     drain.wait().unwrap();
 
     let mut drain = udm.spawn(&["drain", "vol"]);
-    let line = udm.refused(&["remove", "vol"]);
+    let notes = udm.runtime().join("vol.table");
+    let line = std::thread::scope(|scope| {
+        let remove = scope.spawn(|| udm.refused(&["remove", "vol"]));
+        wait_until("the end begins", || udm.json(&["info", "vol"])["state"] == "suspended");
+        std::fs::remove_file(&notes).unwrap();
+        remove.join().unwrap()
+    });
+    wait_until("a file that was removed meanwhile is restored", || notes.exists());
     assert!(line.contains("vol: not removed: write-back to its devices is still not"), "{line}");
     assert!(line.contains("the device still serves, `udm remove --force vol` ends it"), "{line}");
     assert_eq!(

@@ -1,26 +1,33 @@
 //! Threads that share the work of opening a cache. Engines do not start threads themselves; they
 //! only get the number of threads that may help.
 
+use crate::sync::statics::Mutex;
+use crate::sync::statics::atomic::{AtomicUsize, Ordering};
+
 /// How many threads can be at work at the same time.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A parallel for: does `work` on each of `items` at the same time, the first one on this thread.
-/// Returns the results in the order of the items.
+/// A parallel for: does `work` on each of `items` at the same time, as far as there can be threads:
+/// this one does what is left. Returns the results in the order of the items.
 pub fn each<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R + Sync) -> Vec<R> {
-    let work = &work;
-    let Some((first, others)) = items.split_first_mut() else { return Vec::new() };
+    let tasks: Vec<_> = items.iter_mut().map(|item| Mutex::new((item, None))).collect();
+    let next = AtomicUsize::new(0);
+    let help = || {
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut task = task.lock().expect("no other thread has this task");
+            task.1 = Some(work(task.0));
+        }
+    };
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            others.iter_mut().map(|item| scope.spawn(move || work(item))).collect();
-        let mut results = vec![work(first)];
-        results.extend(others.into_iter().map(|other| match other.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }));
-        results
-    })
+        let start =
+            || std::thread::Builder::new().name("udm-each".into()).spawn_scoped(scope, help);
+        let _helpers: Vec<_> = (1..tasks.len()).map_while(|_| start().ok()).collect();
+        help();
+    });
+    let result = |task: Mutex<(_, Option<R>)>| task.into_inner().ok()?.1;
+    tasks.into_iter().map(|task| result(task).expect("each task is done")).collect()
 }
 
 #[cfg(test)]

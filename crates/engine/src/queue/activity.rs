@@ -6,6 +6,7 @@
 //! followed by a note, which ends the wait. A note costs one load while the thread does not wait.
 
 use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use crate::sync::statics::Mutex;
 use crate::sync::statics::atomic::{AtomicBool, Ordering};
@@ -38,10 +39,15 @@ pub fn await_work() {
     IS_AWAITED.store(true, Ordering::SeqCst);
 }
 
-/// Waits until a thread has worked after the last [`await_work`].
-pub fn wait_for_work() {
+/// Waits until a thread has worked after the last [`await_work`], or for the `longest` time.
+pub fn wait_for_work(longest: Option<Duration>) {
+    let start = Instant::now();
     while IS_AWAITED.load(Ordering::SeqCst) {
-        std::thread::park();
+        match longest.map(|longest| longest.checked_sub(start.elapsed())) {
+            None => std::thread::park(),
+            Some(Some(left)) if !left.is_zero() => std::thread::park_timeout(left),
+            Some(_) => return,
+        }
     }
 }
 
@@ -51,11 +57,13 @@ mod tests {
 
     /// Queues of other tests may note work at any time, so only this direction can be tested here.
     #[test]
-    fn noted_work_ends_the_wait() {
+    fn noted_work_or_time_ends_the_wait() {
+        await_work();
+        wait_for_work(Some(Duration::ZERO));
         for _ in 0..100 {
             await_work();
             let worker = std::thread::spawn(note_work);
-            wait_for_work();
+            wait_for_work(None);
             worker.join().unwrap();
         }
     }
