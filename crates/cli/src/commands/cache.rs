@@ -131,9 +131,7 @@ fn dump(args: &DumpArgs) -> Result<()> {
         }
     };
     if let Some(what) = superblock.beyond_xml() {
-        print_note(&format!(
-            "{name} has unknown {what}, which XML cannot hold: a restore loses them"
-        ));
+        print_note(&format!("{name} has {what}, which XML cannot hold: a restore loses them"));
     }
     match &args.output {
         None => dump_to(&superblock, &contents, |text| {

@@ -505,6 +505,7 @@ impl Cache {
 
     /// Commits by the clock.
     fn commit_if_due(&self, agenda: &mut Agenda, port: &mut Port) {
+        self.tell_doubt(agenda.now, port);
         let mut state = self.commits.lock();
         state.now = agenda.now;
         let mut blocks = self.blocks();
@@ -538,7 +539,7 @@ impl Cache {
         if self.begin_settling(&mut agenda.settling, port) {
             return;
         }
-        if !self.blocks().leave_parts() {
+        if !self.blocks().leave_parts() || self.tell_doubt(agenda.now, port) {
             return;
         }
         let mut state = self.commits.lock();
@@ -565,26 +566,32 @@ impl Cache {
         if self.orders.is_suspended() {
             return None;
         }
-        let retry_at = self.commits.lock().retry_at();
+        let state = self.commits.lock();
+        let (retry_at, tell_at) = (state.retry_at(), state.tell_at(now));
+        drop(state);
         let blocks = self.blocks();
         let is_dirty = blocks.slots.dirty_count() > 0 && !blocks.trouble.has_lost;
         let has_changes = !blocks.changes.is_empty() || blocks.is_mark_due();
         let has_marks = blocks.has_marks();
         let retry_copies_at = blocks.slots.aside.retry_at();
+        let is_untold = blocks.trouble.is_untold();
         drop(blocks);
         let moments = [
             retry_at,
+            tell_at.filter(|_| is_untold),
             agenda.commit_at.filter(|_| has_changes),
             has_changes.then_some(now + COMMIT_AFTER),
             agenda.cycle.deadline(),
-            retry_copies_at.filter(|at| is_dirty && *at > now),
+            retry_copies_at.filter(|_| is_dirty),
             is_dirty.then_some(now + IDLE_AFTER),
             has_marks.then_some(agenda.tidy_at),
         ];
-        let next = moments.into_iter().flatten().min();
+        // What was due and was not done waits for I/O that wakes the background, or for the next of
+        // these moments.
+        let next = moments.into_iter().flatten().filter(|at| *at > now).min();
         if next.is_some() {
             self.background.wakeup.keep();
-            return next.map(|next| next.max(now + 1));
+            return next;
         }
         self.background.wakeup.next_look(now, SECOND)
     }

@@ -20,6 +20,7 @@ use crate::sync::Arc;
 use super::args::Mode;
 use super::changes::Changes;
 use super::in_flight::{InFlight, Mover};
+use super::metadata::Doubt;
 use super::metadata::bits::{Bits, words_of};
 use super::policy::{Admission, Fill, Miss, Policy, Uses};
 use super::slots::Slots;
@@ -83,6 +84,10 @@ pub(super) struct Trouble {
     pub(super) is_untrusted: bool,
     /// How often the origin lost data that it had acknowledged; it may still return that data.
     pub(super) doubts: u64,
+    /// How many of these an earlier server met.
+    pub(super) inherited: u64,
+    /// The devices that failed a flush, as the medium records it: see `doubt`.
+    pub(super) told: Doubt,
 }
 
 /// The kernel's counters.
@@ -465,6 +470,7 @@ impl Blocks {
     /// that equal this data, and not the data that was flushed before, are to be written back.
     pub(super) fn doubt(&mut self) {
         self.trouble.doubts += 1;
+        self.has_work = true;
         self.soil_doubted();
     }
 

@@ -22,7 +22,7 @@ use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::target::Port;
-use crate::units::Nanos;
+use crate::units::{Nanos, SECOND};
 
 use super::blocks::Blocks;
 use super::changes::{Changes, Picture};
@@ -30,11 +30,13 @@ use super::cut::Witness;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
 use super::metadata::transaction::Reached;
 use super::metadata::writer::Next;
-use super::metadata::{BLOCK_BYTES, Change, Transaction, Writer};
+use super::metadata::{BLOCK_BYTES, Change, Doubt, Transaction, Writer};
 use super::{Cache, OWN_SHIFT, TOKEN_COMMIT, waits};
 
 /// How often a commit is repeated before it fails: the writes of a client may fail without end.
 const REPEATS_MAX: u32 = 4;
+/// Devices that failed a flush are recorded this long after the last try failed.
+const TELL_AGAIN_AFTER: Nanos = SECOND;
 /// Metadata writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
 /// Own bits of a token: which device is flushed; none: the metadata device.
@@ -48,6 +50,8 @@ pub(super) enum Purpose {
     Changes,
     /// The cache comes to rest: the medium is to have the exact state, and the hints.
     Rest,
+    /// Only devices that failed a flush are recorded.
+    Tell,
 }
 
 /// What became of a commit.
@@ -94,7 +98,7 @@ impl Round {
 
     /// Whether its own I/O has succeeded, and requests may wait for a repetition.
     fn may_be_repeated(&self) -> bool {
-        self.status.is_ok() && self.purpose != Purpose::Rest
+        self.status.is_ok() && self.purpose == Purpose::Changes
     }
 }
 
@@ -105,6 +109,8 @@ pub(super) struct State {
     round: Option<Round>,
     retry: Retry,
     retry_at: Nanos,
+    /// When to try to record the devices that failed a flush; `MAX`: not any more.
+    tell_at: Nanos,
     /// How often the commit under way was repeated.
     repeats: u32,
     pub(super) now: Nanos,
@@ -134,6 +140,7 @@ impl Commits {
             round: None,
             retry: Retry::default(),
             retry_at: 0,
+            tell_at: 0,
             repeats: 0,
             now: 0,
             has_rested: false,
@@ -163,6 +170,17 @@ impl State {
     /// When to try again.
     pub(super) fn retry_at(&self) -> Option<Nanos> {
         self.retry.is_failing().then_some(self.retry_at)
+    }
+
+    /// When to try to record the devices that failed a flush, if there are any to be recorded.
+    pub(super) fn tell_at(&self, now: Nanos) -> Option<Nanos> {
+        let at = if self.is_idle() { self.tell_at } else { now + TELL_AGAIN_AFTER };
+        (at < Nanos::MAX).then_some(at)
+    }
+
+    /// They may be recorded now, and once in a suspend.
+    pub(super) fn may_tell(&mut self) {
+        self.tell_at = 0;
     }
 }
 
@@ -261,6 +279,57 @@ impl Cache {
         self.go_on(state, port);
     }
 
+    /// Begins a commit that only records the devices that failed a flush: no request waits for it.
+    /// Returns whether this or another commit is under way.
+    pub(super) fn begin_telling(&self, doubt: Doubt, now: Nanos, port: &mut Port) -> bool {
+        let mut state = self.commits.lock();
+        state.now = now;
+        if !state.is_idle() || now < state.tell_at {
+            return !state.is_idle();
+        }
+        let mut superblock = state.writer.superblock().clone();
+        superblock.doubt = doubt;
+        let is_lost = self.has_lost_metadata(&mut state);
+        let prepared = state.writer.prepare(&Change::of_superblock(superblock)).ok();
+        let Some(mut transaction) = prepared.filter(|_| !is_lost) else {
+            // No server can read the metadata any more.
+            state.tell_at = Nanos::MAX;
+            return false;
+        };
+        let queue = transaction.take_blocks().into();
+        state.round = Some(Round {
+            number: 0,
+            purpose: Purpose::Tell,
+            phase: Phase::Blocks,
+            transaction,
+            queue,
+            outstanding: [0; 3],
+            status: Ok(()),
+            changes: Changes::new(0, 0),
+            wanted: Vec::new(),
+            marks: [0; 2],
+            doubts: 0,
+        });
+        self.go_on(&mut state, port);
+        true
+    }
+
+    /// Such a commit has ended; `told`: what the medium records now, or `None` if the commit failed.
+    fn end_telling(&self, state: &mut State, told: Option<Doubt>, port: &mut Port) {
+        let mut blocks = self.blocks();
+        match told {
+            Some(told) => blocks.trouble.told = told,
+            None if self.orders.is_suspended() => state.tell_at = Nanos::MAX,
+            None => state.tell_at = state.now.saturating_add(TELL_AGAIN_AFTER),
+        }
+        let is_urgent = blocks.changes.is_urgent();
+        drop(blocks);
+        self.events.work();
+        if is_urgent {
+            self.begin_commit(state, Purpose::Changes, port);
+        }
+    }
+
     /// The content of the superblock, except the fields that a writer sets.
     fn next_superblock(&self, writer: &Writer, blocks: &Blocks, has_hints: bool) -> Superblock {
         let mut superblock = writer.superblock().clone();
@@ -271,6 +340,7 @@ impl Cache {
             true => trouble.is_untrusted && blocks.is_origin_in_doubt(),
             false => blocks.wants_mark(),
         };
+        superblock.doubt = trouble.record();
         let (fields, stats) = (&mut superblock.fields, &blocks.stats);
         fields.read_hits.set(stats.read_hits as u32);
         fields.read_misses.set(stats.read_misses as u32);
@@ -301,7 +371,7 @@ impl Cache {
         match (own, io.result) {
             (OWN_CACHE, Err(_)) => self.lose(),
             (OWN_ORIGIN, Err(_)) => self.doubt(),
-            (_, Err(status)) => {
+            (_, Err(status)) if round.purpose != Purpose::Tell => {
                 let op = if io.op == Op::Flush { "flush" } else { "write" };
                 state.refusal = Some(format!("a {op} of metadata failed ({status})"));
             }
@@ -345,7 +415,7 @@ impl Cache {
             }
         }
         if round.status.is_err() {
-            return self.end_failed(state);
+            return self.end_failed(state, port);
         }
         match round.phase {
             Phase::Blocks if mutants::is(Mutant::SuperblockEarly) => {
@@ -396,6 +466,10 @@ impl Cache {
             state.round.take().expect("a commit is under way");
         state.writer.committed(transaction);
         state.witness = Witness::new(&*self.metadata, &state.writer);
+        if purpose == Purpose::Tell {
+            let told = state.writer.superblock().doubt;
+            return self.end_telling(state, Some(told), port);
+        }
         state.retry.succeeded();
         state.repeats = 0;
         state.refusal = None;
@@ -406,6 +480,7 @@ impl Cache {
         let mut blocks = self.blocks();
         blocks.trouble.is_stuck = blocks.trouble.has_lost;
         blocks.trouble.is_untrusted = state.writer.superblock().is_untrusted;
+        blocks.trouble.told = state.writer.superblock().doubt;
         blocks.committed(&changes, &wanted);
         self.commits.durable.store(number, Ordering::SeqCst);
         let is_urgent = blocks.changes.is_urgent();
@@ -437,7 +512,7 @@ impl Cache {
         self.begin_commit(state, Purpose::Changes, port);
     }
 
-    fn end_failed(&self, state: &mut State) {
+    fn end_failed(&self, state: &mut State, port: &mut Port) {
         let Round { number, purpose, phase, transaction, changes, .. } =
             state.round.take().expect("a commit is under way");
         let reached = match phase {
@@ -448,6 +523,9 @@ impl Cache {
             Phase::Superblock | Phase::Last => Reached::Superblock,
         };
         state.writer.abandoned(transaction, reached);
+        if purpose == Purpose::Tell {
+            return self.end_telling(state, None, port);
+        }
         self.commit_failed(state, number, purpose, changes);
     }
 

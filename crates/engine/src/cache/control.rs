@@ -60,6 +60,8 @@ impl Cache {
         self.begin_rest();
         self.commits.lock().has_rested = false;
         self.orders.is_suspended.store(true, Ordering::SeqCst);
+        // Not earlier: from here on, a failed try is the last one.
+        self.commits.lock().may_tell();
         self.events.work();
     }
 
@@ -67,7 +69,8 @@ impl Cache {
     pub(super) fn is_at_rest(&self) -> bool {
         let is_idle = self.background.lock().is_idle();
         let state = self.commits.lock();
-        is_idle && state.is_idle() && state.has_rested
+        let is_untold = self.blocks().trouble.is_untold() && state.tell_at(0).is_some();
+        is_idle && state.is_idle() && state.has_rested && !is_untold
     }
 
     /// See [`Target::is_durable`](crate::target::Target::is_durable). The failure of a cache device
@@ -81,13 +84,15 @@ impl Cache {
     /// have the whole state.
     pub(super) fn leave_media(&self) -> Result<()> {
         let trouble = self.blocks().trouble;
-        let is_doubted = trouble.doubts > 0 && !mutants::is(Mutant::DoubtLeftUnsaid);
+        let is_doubted =
+            trouble.doubts > trouble.inherited && !mutants::is(Mutant::DoubtLeftUnsaid);
         let why = match (trouble.has_lost, trouble.is_stuck, is_doubted) {
-            (true, ..) => {
-                "its cache device failed a flush, and another table would not know about this"
-            }
+            (true, ..) => "its cache device failed a flush: remove the device and create it again",
             (_, true, _) => "its metadata cannot be written at the moment",
-            (.., true) => "its origin failed a flush, and another table would not know about this",
+            (.., true) => {
+                "its origin failed a flush, and another table would not know which clients must get \
+                 an error"
+            }
             _ => {
                 self.orders.has_handed_over.store(true, Ordering::SeqCst);
                 return Ok(());
@@ -114,6 +119,7 @@ impl Cache {
     /// Bios arrive again. The dirty bits on the medium are right, and remain so.
     pub(super) fn end_suspend(&self) {
         self.orders.is_suspended.store(false, Ordering::SeqCst);
+        self.commits.lock().may_tell();
         self.events.work();
     }
 

@@ -8,18 +8,21 @@
 //! 3. Before the origin is written to, the metadata's note of it (`origin`) is removed, and the
 //!    metadata names the devices (`binding`): the user may have accepted others.
 //! 4. Blocks that cannot be read from the cache stay dirty. A failing origin ends the work.
+//! 5. Blocks of a cache device that failed a flush in this boot are dropped instead of becoming
+//!    clean, because the device may show older data after a power failure (`doubt`).
 
 use std::collections::VecDeque;
 
 use super::binding::{self, Devices};
 use super::metadata::bits::Bits;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, OriginNote};
-use super::metadata::{Change, Contents, Loaded, Next, Writer};
+use super::metadata::{Change, Contents, Doubt, Loaded, Next, Writer};
 use super::origin::{self, drop_clean, note_of};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::Arc;
 use crate::units::{MIB, SECTOR};
 
@@ -51,6 +54,10 @@ pub struct Drain {
     was_same: bool,
     /// Whether the metadata names these devices.
     is_bound: bool,
+    /// Whether blocks are dropped when they are written back.
+    drops: bool,
+    /// The devices that failed a flush.
+    doubt: Doubt,
 }
 
 /// A piece of a block that is copied.
@@ -85,7 +92,8 @@ impl Drain {
             origin::check(same, &devices, &superblock, &contents, remedy)?;
         }
         // Clean blocks that are copies of another state of the origin must not outlive this.
-        let has_dropped = !same.has_its_data() && drop_clean(&mut contents);
+        let drops = superblock.doubt.cache && !mutants::is(Mutant::LostKeptAsIs);
+        let has_dropped = (drops || !same.has_its_data()) && drop_clean(&mut contents);
         let dirty = contents.dirty.iter();
         let mut left: Vec<(u64, u64)> =
             dirty.filter_map(|slot| Some((contents.block(slot)?, slot))).collect();
@@ -104,6 +112,8 @@ impl Drain {
             note: superblock.note,
             was_same: same.is_proven(),
             is_bound: binding::renew_mark(&devices, &mut superblock.clone()),
+            drops,
+            doubt: superblock.doubt,
             devices,
         })
     }
@@ -139,13 +149,16 @@ impl Drain {
         let batch: Vec<(u64, u64)> = self.left.iter().take(blocks).copied().collect();
         let failed = self.copy(&batch)?;
         if !batch.is_empty() {
-            carry_out(&self.devices.origin, vec![flush(&self.devices.origin)])?;
+            self.flush_origin()?;
         }
         let mut mappings = Bits::new(self.contents.slots().div_ceil(PER_BLOCK));
         let mut dirty = Bits::new(mappings.len());
         let clean = batch.iter().map(|(slot, _)| *slot).filter(|slot| !failed.contains(slot));
         for slot in clean {
             self.contents.dirty.clear(slot);
+            if self.drops {
+                self.contents.mappings[slot as usize] = 0;
+            }
             mappings.set(slot / PER_BLOCK);
             dirty.set(slot / 64 / PER_BLOCK);
         }
@@ -165,18 +178,32 @@ impl Drain {
         }
     }
 
+    /// A flush that fails is recorded for a later server: the origin may return data that it does
+    /// not have durably.
+    fn flush_origin(&mut self) -> Result<()> {
+        let flushed = carry_out(&self.devices.origin, vec![flush(&self.devices.origin)]);
+        if flushed.is_err() {
+            self.doubt.origin = true;
+            let none = || Bits::new(0);
+            // The error of the flush matters more than one of the record.
+            let _ = self.commit(&none(), &none(), None);
+        }
+        flushed
+    }
+
     /// Says on the device what is dirty.
     fn commit(&mut self, mappings: &Bits, dirty: &Bits, note: Option<OriginNote>) -> Result<()> {
         let mut superblock = self.writer.superblock().clone();
         superblock.put_flag(CLEAN_SHUTDOWN, true);
         superblock.note = note;
+        superblock.doubt = self.doubt;
         binding::renew_mark(&self.devices, &mut superblock);
         let version = superblock.version();
         let change = match self.is_told {
             true => Change {
-                mappings: match version {
-                    1 => self.contents.next_mappings(version, Some(mappings)),
-                    _ => Next::Same,
+                mappings: match version == 1 || self.drops {
+                    true => self.contents.next_mappings(version, Some(mappings)),
+                    false => Next::Same,
                 },
                 dirty: self.contents.next_dirty(version, Some(dirty)),
                 ..Change::of_superblock(superblock)

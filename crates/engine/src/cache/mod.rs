@@ -50,6 +50,7 @@ mod counts;
 mod cut;
 mod data_device;
 mod dirty_sectors;
+mod doubt;
 pub mod drain;
 mod facts;
 mod fill;

@@ -145,6 +145,10 @@ list_mutants! {
     RefusedSlotKept,
     /// A block of the origin where a write failed is clean in the cache.
     HalfWrittenClean,
+    /// The medium does not record that a device failed a flush.
+    DoubtUntold,
+    /// What a cache device returns that failed a flush counts as durable for the next server.
+    LostKeptAsIs,
     }
 
     /// cache: bugs that need requests of several blocks and changing tables; the simulation finds

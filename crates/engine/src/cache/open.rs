@@ -8,7 +8,9 @@
 //!    then on the medium marks its dirty bits as right.
 //! 4. If the origin was changed since the orderly end of the last server, clean blocks are dropped
 //!    (`origin`).
-//! 5. Discards of an earlier server are dropped: they would not be true after the next write.
+//! 5. Dirty data of a cache device that failed a flush in this boot is written to it again, and its
+//!    clean blocks are dropped (`doubt`).
+//! 6. Discards of an earlier server are dropped: they would not be true after the next write.
 
 use crate::base::attaching::AttachProgress;
 use crate::bio::Op;
@@ -19,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::probe;
 use crate::sync::{Arc, Mutex};
-use crate::units::{SECTOR, human_pair};
+use crate::units::{SECTOR, human_bytes, human_pair};
 
 use super::args::{Mode, PolicyName, TableArgs};
 use super::background::Background;
@@ -30,6 +32,7 @@ use super::commit::Commits;
 use super::control::Orders;
 use super::counts::Counts;
 use super::data_device::DataDevice;
+use super::doubt::write_again;
 use super::metadata::bits::Bits;
 use super::metadata::block::{Block, BlockKind};
 use super::metadata::source::{Source, read_each, read_one};
@@ -94,9 +97,13 @@ impl Cache {
             let remedy = "add `rebind true` to the table";
             origin::check(same, &devices, &superblock, &contents, remedy)?;
         }
-        let has_dropped = !same.has_its_data() && origin::drop_clean(&mut contents);
-        let notes =
-            has_dropped.then(|| same.dropped(&devices.origin.limits().name)).into_iter().collect();
+        let doubt = superblock.doubt;
+        let has_changed = !same.has_its_data();
+        let has_dropped = (has_changed || doubt.cache) && origin::drop_clean(&mut contents);
+        let mut notes: Vec<String> = (has_dropped && has_changed)
+            .then(|| same.dropped(&devices.origin.limits().name))
+            .into_iter()
+            .collect();
         let dirty = contents.dirty.ones();
         let passes = plan.args.features.mode == Mode::Passthrough;
         if passes && dirty > 0 && !mutants::is(Mutant::PassedByDirty) {
@@ -109,15 +116,39 @@ impl Cache {
         let has_discards = superblock.fields.discard_blocks.get() > 0;
         let is_untrusted = plan.args.features.mode != Mode::Writeback && contents.dirty.ones() == 0;
         superblock.is_untrusted = is_untrusted;
+        if doubt.cache && !mutants::is(Mutant::LostKeptAsIs) {
+            notes.push(renew(&contents, &devices, plan.block_bytes, &options.progress)?);
+            superblock.doubt.cache = false;
+        }
         // From here on the origin changes.
         let had_note = superblock.note.take().is_some();
         if !was_clean || !is_as_before || has_discards || has_dropped {
             make_true(&mut writer, &superblock, &mut contents, &devices.metadata)?;
-        } else if !is_marked || had_note || is_untrusted {
+        } else if !is_marked || had_note || is_untrusted || superblock.doubt != doubt {
             commit(&mut writer, &Change::of_superblock(superblock), &devices.metadata)?;
         }
         Ok(Cache { notes, ..assemble(plan, devices, writer, contents, has_hints) })
     }
+}
+
+/// Writes the dirty data of a cache device that failed a flush to the device again. Returns a note
+/// for the user.
+fn renew(
+    contents: &Contents,
+    devices: &Devices,
+    block_bytes: u64,
+    progress: &AttachProgress,
+) -> Result<String> {
+    let bytes = write_again(contents, devices, block_bytes, progress)?;
+    let written = match bytes {
+        0 => String::new(),
+        _ => format!("its {} of dirty data were written to it again, and ", human_bytes(bytes)),
+    };
+    let name = &devices.cache.limits().name;
+    Ok(format!(
+        "cache device {name} failed a flush since the machine started: {written}its clean blocks \
+         were dropped"
+    ))
 }
 
 /// Checks `args` against the devices, but not properties that change while another cache serves
@@ -456,6 +487,9 @@ fn assemble(
     let fields = &writer.superblock().fields;
     blocks.may_copy = plan.args.migration_threshold > 0;
     blocks.trouble.is_untrusted = writer.superblock().is_untrusted;
+    blocks.trouble.told = writer.superblock().doubt;
+    blocks.trouble.inherited = blocks.trouble.told.origin.into();
+    blocks.trouble.doubts = blocks.trouble.inherited;
     blocks.stats.read_hits = fields.read_hits.get().into();
     blocks.stats.read_misses = fields.read_misses.get().into();
     blocks.stats.write_hits = fields.write_hits.get().into();

@@ -486,6 +486,7 @@ impl Cache {
         }
         self.blocks().lose();
         self.events.room();
+        self.events.work();
     }
 
     /// A flush of the origin failed.

@@ -347,3 +347,62 @@ pub fn a_block_of_the_origin_where_a_write_failed_is_written_back() {
     fixture.drain();
     assert_eq!(on_origin(&fixture, 3), 1);
 }
+
+/// How often the cache is looked at in a minute, without requests, if it decides when.
+fn looks_in_a_minute(fixture: &mut Fixture) -> usize {
+    let end = fixture.now + 60 * SECOND;
+    let mut looks = 0;
+    fixture.settle();
+    while fixture.now < end {
+        looks += 1;
+        let next = fixture.target.as_ref().unwrap().tick(fixture.now, &mut fixture.port);
+        fixture.settle();
+        assert!(looks < 100_000, "it does not sleep");
+        fixture.now = next.unwrap_or(end).clamp(fixture.now, end);
+    }
+    looks
+}
+
+#[test]
+fn a_cache_whose_devices_fail_sleeps_between_its_tries() {
+    use udm::bio::Op;
+    for (nth, op) in
+        [(0, Op::Write), (0, Op::Flush), (1, Op::Flush), (2, Op::Write), (2, Op::Flush)]
+    {
+        let mut fixture = dirty(4);
+        for block in 20..24 {
+            fixture.write(block * BLOCK, &[1; 512]);
+        }
+        fixture.write(0, &[9; 512]);
+        fixture.disks[nth].inject(fail(Some(op)));
+        let _ = fixture.run(udm::bio::Bio::flush(0)).status;
+        let looks = looks_in_a_minute(&mut fixture);
+        assert!(looks < 400, "{op:?} of disk {nth}: {looks}");
+        fixture.target().set_draining(true);
+        let looks = looks_in_a_minute(&mut fixture);
+        assert!(looks < 400, "{op:?} of disk {nth}, draining: {looks}");
+        // It finds out by itself that the device is well again.
+        fixture.disks[nth].heal();
+        looks_in_a_minute(&mut fixture);
+        let has_lost = (nth, op) == (1, Op::Flush);
+        assert_eq!(fixture.target().dirty().bytes > 0, has_lost, "{op:?} of disk {nth}");
+    }
+}
+
+#[test]
+fn a_cache_waits_for_a_slow_commit_asleep() {
+    let mut fixture = Fixture::opened(TABLE, 64, 64 * BLOCK);
+    fixture.bring(20);
+    fixture.tick(3 * SECOND);
+    fixture.holds = Box::new(|io| io.disk.limits().name == "meta");
+    for block in [21, 22] {
+        fixture.bring(block);
+        fixture.tick(2 * SECOND);
+    }
+    let looks = looks_in_a_minute(&mut fixture);
+    assert!(looks < 400, "{looks}");
+    fixture.release();
+    looks_in_a_minute(&mut fixture);
+    let contents = load(&fixture.devices().metadata).unwrap().contents;
+    assert!([20, 21, 22].iter().all(|nth| contents.in_use().any(|(_, block)| block == *nth)));
+}

@@ -10,6 +10,7 @@ mod basics;
 mod bitmaps;
 mod changes;
 mod crashes;
+mod doubt;
 mod drain;
 mod failing;
 mod fixture;

@@ -10,6 +10,7 @@
 //! | `block` | checksums, and the header of every block |
 //! | `source` | where blocks are read from |
 //! | `superblock` | block 0 |
+//! | `doubt` | the mark of devices that failed a flush, in block 0 |
 //! | `bits` | a row of bits |
 //! | `btree` | trees: reading one of any shape |
 //! | `array` | arrays, which are trees over packed blocks |
@@ -34,6 +35,7 @@ pub mod block;
 pub mod btree;
 pub mod contents;
 pub mod counts;
+pub mod doubt;
 pub mod format;
 pub mod reading;
 mod shape;
@@ -48,6 +50,7 @@ mod tests;
 
 pub use block::{BLOCK_BYTES, Block, Finding};
 pub use contents::Contents;
+pub use doubt::Doubt;
 pub use format::{Formatted, format};
 pub use source::Source;
 pub use superblock::Superblock;

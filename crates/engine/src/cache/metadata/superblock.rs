@@ -8,6 +8,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::block::{BLOCK_BYTES, Block, BlockKind, damaged};
+use super::doubt::{DOUBT_AT, DOUBT_BYTES, Doubt};
 use crate::base::crc::crc32c_raw;
 use crate::disk::Stamp;
 use crate::error::{Error, Kind, Result};
@@ -37,10 +38,10 @@ const UNTRUSTED_BYTES: usize = 8;
 const UNTRUSTED_MAGIC: [u8; 4] = *b"udmt";
 
 fn untrusted_mark(fields: &Fields) -> [u8; UNTRUSTED_BYTES] {
-    let fields = Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*fields };
+    let sum = !crc32c_raw(u32::MAX, fields.without_computed().as_bytes());
     let mut mark = [0; UNTRUSTED_BYTES];
     mark[..4].copy_from_slice(&UNTRUSTED_MAGIC);
-    mark[4..].copy_from_slice(&(!crc32c_raw(u32::MAX, fields.as_bytes())).to_le_bytes());
+    mark[4..].copy_from_slice(&sum.to_le_bytes());
     mark
 }
 
@@ -75,9 +76,9 @@ const NOTE: std::ops::Range<usize> =
 impl NoteOnMedia {
     /// The checksum of the fields, except computed ones, and of the note.
     fn sum(&self, fields: &Fields) -> u32 {
-        let fields = Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*fields };
         let note = NoteOnMedia { check: U32::ZERO, ..*self };
-        !crc32c_raw(crc32c_raw(u32::MAX, fields.as_bytes()), note.as_bytes())
+        let sum = crc32c_raw(u32::MAX, fields.without_computed().as_bytes());
+        !crc32c_raw(sum, note.as_bytes())
     }
 }
 
@@ -139,6 +140,13 @@ pub struct Fields {
     pub dirty_root: U64,
 }
 
+impl Fields {
+    /// The fields as marks are computed over them: without those that each write computes.
+    pub(super) fn without_computed(&self) -> Fields {
+        Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*self }
+    }
+}
+
 /// Root of the space map.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -169,6 +177,8 @@ pub struct Superblock {
     /// The origin has all data, and the cache device may have older data: no mapping must be
     /// trusted.
     pub is_untrusted: bool,
+    /// The devices that failed a flush since the machine started.
+    pub doubt: Doubt,
     /// The note of the origin.
     pub note: Option<OriginNote>,
     rest: Box<[u8; BLOCK_BYTES - FIELDS_BYTES]>,
@@ -189,7 +199,7 @@ impl Superblock {
         fields.data_sectors.set(data_sectors);
         fields.metadata_sectors.set(BLOCK_SECTORS);
         let rest = Box::new([0; BLOCK_BYTES - FIELDS_BYTES]);
-        Superblock { fields, is_untrusted: false, note: None, rest }
+        Superblock { fields, is_untrusted: false, doubt: Doubt::default(), note: None, rest }
     }
 
     /// The superblock in `block`, checked in the kernel's order; none if that is blank.
@@ -216,11 +226,24 @@ impl Superblock {
         // Fields that are computed when it is written.
         (fields.checksum, fields.own_address) = (U32::ZERO, U64::ZERO);
         let rest_of = Box::new([0; BLOCK_BYTES - FIELDS_BYTES]);
-        let mut superblock = Superblock { fields, is_untrusted: false, note: None, rest: rest_of };
+        let doubt = Doubt::default();
+        let mut superblock =
+            Superblock { fields, is_untrusted: false, doubt, note: None, rest: rest_of };
         superblock.rest.copy_from_slice(rest);
+        superblock.take_doubt();
         superblock.take_untrusted_mark();
         superblock.take_note();
         superblock
+    }
+
+    /// Finds the mark of devices that failed a flush.
+    fn take_doubt(&mut self) {
+        let at = DOUBT_AT - FIELDS_BYTES;
+        let place = &mut self.rest[at..at + DOUBT_BYTES];
+        if let Some(doubt) = Doubt::parse(place, &self.fields) {
+            self.doubt = doubt;
+            place.fill(0);
+        }
     }
 
     /// Finds the mark in the bytes after the fields. One that does not count goes with the next
@@ -315,6 +338,7 @@ impl Superblock {
         let mut block = [0; BLOCK_BYTES];
         block[..FIELDS_BYTES].copy_from_slice(self.fields.as_bytes());
         block[FIELDS_BYTES..].copy_from_slice(&self.rest[..]);
+        self.doubt.put(&mut block[DOUBT_AT..DOUBT_AT + DOUBT_BYTES], &self.fields);
         if self.is_untrusted {
             let place = UNTRUSTED_AT..UNTRUSTED_AT + UNTRUSTED_BYTES;
             block[place].copy_from_slice(&untrusted_mark(&self.fields));
@@ -340,17 +364,22 @@ impl Superblock {
         self.fields.flags.set(if is_set { flags | flag } else { flags & !flag });
     }
 
-    /// Its properties that XML cannot express: unknown flags and features, in words.
+    /// Its properties that XML cannot express, in words: unknown flags and features, and the mark
+    /// of devices that failed a flush.
     pub fn beyond_xml(&self) -> Option<String> {
         let fields = &self.fields;
         let flags = fields.flags.get() & !(CLEAN_SHUTDOWN | NEEDS_CHECK);
         let all = [
-            ("flags", flags),
-            ("compatible features", fields.compat.get()),
-            ("features that only allow reading", fields.compat_ro.get()),
+            ("unknown flags", flags),
+            ("unknown compatible features", fields.compat.get()),
+            ("unknown features that only allow reading", fields.compat_ro.get()),
         ];
         let found = all.iter().filter(|(_, bits)| *bits != 0);
-        let found: Vec<String> = found.map(|(what, bits)| format!("{what} {bits:#x}")).collect();
+        let mut found: Vec<String> =
+            found.map(|(what, bits)| format!("{what} {bits:#x}")).collect();
+        if self.doubt != Doubt::default() {
+            found.push("the mark of a device that failed a flush".to_owned());
+        }
         (!found.is_empty()).then(|| found.join(", "))
     }
 

@@ -1,0 +1,235 @@
+//! A device fails a flush, and returns the lost data until the power fails. The next server does
+//! not know this from the device.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use udm::bio::{Bio, Op};
+use udm::cache::drain::Drain;
+use udm::cache::metadata::{Doubt, load};
+use udm::disk::{Disk, Effect, Fault};
+use udm::error::Status;
+use udm::target::{Fact, FactValue, Target};
+use udm::units::SECOND;
+
+use crate::fixture::{BLOCK, Fixture};
+
+const SLOTS: u64 = 16;
+const ORIGIN: u64 = 16 * BLOCK;
+/// Both formats.
+const TABLES: [&str; 2] = ["64 1 metadata2 smq 0", "64 1 writeback smq 0"];
+const OF_CACHE: Doubt = Doubt { cache: true, origin: false };
+const OF_ORIGIN: Doubt = Doubt { cache: false, origin: true };
+
+fn fail(op: Op) -> Fault {
+    Fault::new(Effect::Fail(Status::Io)).of(op)
+}
+
+/// A flush of a client fails, because disk `nth` fails one.
+fn fail_flush(fixture: &mut Fixture, nth: usize) {
+    fixture.disks[nth].show_lost();
+    fixture.disks[nth].inject(fail(Op::Flush).times(1));
+    assert!(fixture.run(Bio::flush(0)).status.is_err());
+    fixture.settle();
+}
+
+/// What the medium records.
+fn told(fixture: &Fixture) -> Doubt {
+    let disk: Arc<dyn Disk> = fixture.disks[0].clone();
+    load(&disk).unwrap().superblock.doubt
+}
+
+/// A power failure that keeps nothing but durable data.
+fn lose_power(fixture: &mut Fixture) {
+    let disks = fixture.disks.clone().map(|disk| Arc::new(disk.crash_with(|_, _| 0)));
+    fixture.kill();
+    fixture.disks = disks;
+}
+
+/// A cache whose device has [50; 512] of a dirty block durably, returns [60; 512], and failed a
+/// flush. Its server was killed.
+fn lost(table: &str) -> Fixture {
+    let mut fixture = Fixture::opened(table, SLOTS, ORIGIN);
+    for (block, data) in [(1, 50), (2, 70)] {
+        fixture.bring(block);
+        fixture.write(block * BLOCK, &[data; 512]);
+    }
+    fixture.bring(3);
+    fixture.tick(3 * SECOND);
+    fixture.write(BLOCK, &[50; 512]);
+    fixture.flush();
+    fixture.write(BLOCK, &[60; 512]);
+    fail_flush(&mut fixture, 1);
+    assert_eq!(told(&fixture), OF_CACHE, "without any request");
+    fixture.kill();
+    fixture
+}
+
+#[test]
+pub fn data_that_a_cache_device_may_have_lost_is_written_to_it_again() {
+    for table in TABLES {
+        let mut fixture = lost(table);
+        fixture.open();
+        assert_eq!(told(&fixture), Doubt::default());
+        let has_note = |fact: &Fact| match &fact.value {
+            FactValue::Text(note) => note.contains("failed a flush since the machine started"),
+            _ => false,
+        };
+        assert!(fixture.target().facts().iter().any(has_note));
+        assert_eq!(fixture.read(BLOCK, 512), [60; 512]);
+        lose_power(&mut fixture);
+        fixture.open();
+        assert_eq!(fixture.read(BLOCK, 512), [60; 512], "{table}: a client has seen it");
+        fixture.drain();
+        let mut origin = [0; 512];
+        fixture.disks[2].peek(BLOCK, &mut origin);
+        assert_eq!(origin, [60; 512], "{table}");
+    }
+}
+
+#[test]
+pub fn a_drain_at_rest_leaves_no_block_that_the_cache_device_may_have_lost() {
+    for table in TABLES {
+        let mut fixture = lost(table);
+        let devices = fixture.devices();
+        let loaded = load(&devices.metadata).unwrap();
+        let mut drain = Drain::new(devices, loaded, None).unwrap();
+        while !drain.is_done() {
+            drain.step().unwrap();
+        }
+        drain.finish().unwrap();
+        lose_power(&mut fixture);
+        let disk: Arc<dyn Disk> = fixture.disks[0].clone();
+        assert_eq!(load(&disk).unwrap().contents.mapped(), 0, "{table}");
+        fixture.open();
+        assert_eq!(fixture.read(BLOCK, 512), [60; 512], "{table}");
+        assert_eq!(fixture.read(2 * BLOCK, 512), [70; 512], "{table}");
+    }
+}
+
+/// Otherwise a slot could become clean whose data the device does not have durably.
+#[test]
+fn a_cache_device_that_still_fails_is_not_opened() {
+    let mut fixture = lost(TABLES[0]);
+    for op in [Op::Read, Op::Write, Op::Flush] {
+        fixture.disks[1].inject(fail(op).times(1));
+        let refused = fixture.try_open().unwrap_err().to_string();
+        assert!(refused.contains("udm recover"), "{op:?}: {refused}");
+        assert_eq!(told(&fixture), OF_CACHE);
+    }
+    fixture.open();
+    assert_eq!(told(&fixture), Doubt::default());
+    lose_power(&mut fixture);
+    fixture.open();
+    assert_eq!(fixture.read(BLOCK, 512), [60; 512]);
+}
+
+/// What such an origin returns is not a durable copy: otherwise cache and origin would differ after
+/// a power failure, and a drain would not write the block.
+#[test]
+pub fn blocks_of_an_origin_that_failed_a_flush_enter_dirty_under_the_next_server() {
+    for table in TABLES {
+        let mut fixture = Fixture::opened(table, SLOTS, ORIGIN);
+        fixture.write(5 * BLOCK, &[5; 512]);
+        fail_flush(&mut fixture, 2);
+        assert_eq!(told(&fixture), OF_ORIGIN, "{table}: without any request");
+        fixture.remove();
+        for _ in 0..2 {
+            fixture.open();
+            assert_eq!(told(&fixture), OF_ORIGIN);
+            fixture.kill();
+        }
+        fixture.open();
+        fixture.bring(5);
+        assert_eq!(fixture.fact("dirty_bytes"), BLOCK, "{table}");
+        fixture.tick(3 * SECOND);
+        fixture.flush();
+        lose_power(&mut fixture);
+        fixture.open();
+        assert_eq!(fixture.read(5 * BLOCK, 512), [5; 512], "{table}");
+        fixture.drain();
+        let mut origin = [0; 512];
+        fixture.disks[2].peek(5 * BLOCK, &mut origin);
+        assert_eq!(origin, [5; 512], "{table}");
+    }
+}
+
+#[test]
+fn the_doubt_is_recorded_when_the_metadata_device_works_again() {
+    for (nth, doubt) in [(1, OF_CACHE), (2, OF_ORIGIN)] {
+        let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+        fixture.bring(1);
+        fixture.tick(3 * SECOND);
+        fixture.write(BLOCK, &[1; 512]);
+        fixture.write(5 * BLOCK, &[5; 512]);
+        fixture.tick(3 * SECOND);
+        fixture.disks[0].inject(fail(Op::Write));
+        fail_flush(&mut fixture, nth);
+        fixture.tick(10 * SECOND);
+        assert_eq!(told(&fixture), Doubt::default());
+        fixture.disks[0].heal();
+        fixture.tick(2 * SECOND);
+        assert_eq!(told(&fixture), doubt);
+        let writes = fixture.disks[0].counts().writes;
+        for _ in 0..20 {
+            fixture.tick(SECOND);
+        }
+        assert!(fixture.disks[0].counts().writes <= writes + 8, "once");
+    }
+}
+
+/// Each commit of the cache writes the record, so a row of commits cannot delay it.
+#[test]
+fn any_commit_has_the_record() {
+    let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+    fixture.bring(1);
+    fixture.tick(3 * SECOND);
+    fixture.write(5 * BLOCK, &[5; 512]);
+    fixture.disks[0].inject(fail(Op::Write).times(1));
+    fail_flush(&mut fixture, 2);
+    assert_eq!(told(&fixture), Doubt::default());
+    // The clock stands still: only the commit of this write comes.
+    fixture.write(BLOCK, &[1; 512]);
+    assert_eq!(told(&fixture), OF_ORIGIN);
+}
+
+/// The metadata device takes longer to fail than the pause between two tries.
+#[test]
+fn a_suspend_ends_although_the_metadata_device_fails_slowly() {
+    for nth in [1, 2] {
+        let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+        fixture.bring(1);
+        fixture.write(BLOCK, &[1; 512]);
+        fixture.write(5 * BLOCK, &[5; 512]);
+        let is_slow = Rc::new(Cell::new(true));
+        let holds = is_slow.clone();
+        fixture.holds = Box::new(move |io| {
+            holds.get() && io.disk.limits().name == "meta" && io.op == Op::Write
+        });
+        fixture.disks[0].inject(fail(Op::Write));
+        fail_flush(&mut fixture, nth);
+        fixture.target().suspend().unwrap();
+        for _ in 0..20 {
+            fixture.tick(2 * SECOND);
+            is_slow.set(false);
+            let held: Vec<_> = fixture.held.drain(..).collect();
+            fixture.port.ios.extend(held);
+            fixture.turn();
+            is_slow.set(true);
+            fixture.settle();
+        }
+        assert!(fixture.target().is_idle(), "disk {nth}");
+    }
+}
+
+/// The end of a server is the last chance to record a flush that its own rest could not do.
+#[test]
+fn a_flush_that_fails_at_the_end_is_recorded() {
+    let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+    fixture.write(5 * BLOCK, &[5; 512]);
+    fixture.disks[2].show_lost();
+    fixture.disks[2].inject(fail(Op::Flush).times(1));
+    fixture.remove();
+    assert_eq!(told(&fixture), OF_ORIGIN);
+}
