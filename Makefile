@@ -73,7 +73,7 @@ test:
 	@CARGO=$(CARGO) scripts/run-tests.sh
 
 # Longer: lints, deliberate bugs and races that the tests must find, all crash states and studies,
-# fuzzing, and two minutes of servers that are killed. Each step has a limit, about five times what
+# fuzzing, and 20 cases of servers that are killed. Each step has a limit, about five times what
 # it takes on two idle cores (scripts/steps.sh).
 prove:
 	@scripts/install-tools.sh
@@ -93,7 +93,7 @@ prove:
 	  'memory orderings' 600 '$(ORDERINGS)' \
 	  "fio's engine" 600 'scripts/fio-engine.sh check' \
 	  'newer tools' 300 'scripts/newer-tools.sh check' \
-	  torture 600 '$(MAKE) --no-print-directory torture TORTURE_SECONDS=120 SEED=1'
+	  torture 600 '$(MAKE) --no-print-directory torture TORTURE_SECONDS=500 SEED=1 CASES=20'
 
 lint:
 	$(CARGO) fmt --all --check

@@ -42,6 +42,8 @@ pub struct Fixture {
     pub server: Option<u64>,
     /// The last action may have changed the times of an origin.
     pub was_touched: bool,
+    /// An origin failed a flush in this run of the machine, so a new cache must not trust it.
+    pub is_origin_doubted: bool,
     /// The next server may report this loss, and whether it did: a device had failed.
     pub was_sick: bool,
     has_told: bool,
@@ -71,6 +73,7 @@ impl Fixture {
             random,
             server: None,
             was_touched: false,
+            is_origin_doubted: false,
             was_sick: false,
             has_told: false,
             disks: None,
@@ -126,6 +129,7 @@ impl Fixture {
         let (first, second, third) = (one >> 32, one >> 16 & 0xffff, one & 0xfff);
         let id = format!("{first:08x}-{second:04x}-4{third:03x}-8000-{other:012x}\n");
         std::fs::write(self.boot_file(), id).unwrap();
+        self.is_origin_doubted = false;
     }
 
     /// A disk, or a file of this size.

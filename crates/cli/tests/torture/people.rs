@@ -102,6 +102,8 @@ impl Fixture {
             Action::ReplacedOrigin => self.replace_origin(nth, &cache),
             Action::LostMemory => self.lose_memory(),
             Action::ReadOnly => self.read_only(false),
+            // A new cache does not know that the origin failed a flush since the machine started.
+            Action::ForcedFormat | Action::Detached if self.is_origin_doubted => self.attempt(),
             Action::ForcedFormat => self.attempt_with(&["--force-format"]),
             Action::Detached => self.detach(),
             Action::Recovered => self.recover(),

@@ -99,6 +99,7 @@ impl Fixture {
         load.may_fail.store(true, Ordering::SeqCst);
         if patient.ailment.has_flushes() {
             self.oracle.doubt();
+            self.is_origin_doubted |= patient.role == Role::Origin;
         }
         let start = if is_whole { 0 } else { self.random.below(bytes) / 4096 * 4096 };
         let range = start..if is_whole { u64::MAX } else { start + bytes / 4 };
@@ -120,7 +121,7 @@ impl Fixture {
                 self.cut_power();
                 return Fate::PowerCut;
             }
-            2 | 3 if patient.role == Role::Cache => {
+            2 | 3 if patient.role == Role::Cache && !self.is_origin_doubted => {
                 load.hang_up();
                 return Fate::Dead(patient);
             }
