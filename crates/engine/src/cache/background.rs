@@ -586,8 +586,7 @@ impl Cache {
             is_dirty.then_some(now + IDLE_AFTER),
             has_marks.then_some(agenda.tidy_at),
         ];
-        // What was due and was not done waits for I/O that wakes the background, or for the next of
-        // these moments.
+        // Work that was due and is still left needs I/O first, which wakes the background.
         let next = moments.into_iter().flatten().filter(|at| *at > now).min();
         if next.is_some() {
             self.background.wakeup.keep();

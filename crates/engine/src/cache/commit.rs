@@ -314,7 +314,7 @@ impl Cache {
         true
     }
 
-    /// Such a commit has ended; `told`: what the medium records now, or `None` if the commit failed.
+    /// Such a commit has ended. `told`: the record of the medium; `None`: the commit failed.
     fn end_telling(&self, state: &mut State, told: Option<Doubt>, port: &mut Port) {
         let mut blocks = self.blocks();
         match told {

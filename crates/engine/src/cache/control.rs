@@ -90,8 +90,8 @@ impl Cache {
             (true, ..) => "its cache device failed a flush: remove the device and create it again",
             (_, true, _) => "its metadata cannot be written at the moment",
             (.., true) => {
-                "its origin failed a flush, and another table would not know which clients must get \
-                 an error"
+                "its origin failed a flush, and another table would not know which clients must \
+                 get an error"
             }
             _ => {
                 self.orders.has_handed_over.store(true, Ordering::SeqCst);

@@ -147,7 +147,7 @@ list_mutants! {
     HalfWrittenClean,
     /// The medium does not record that a device failed a flush.
     DoubtUntold,
-    /// What a cache device returns that failed a flush counts as durable for the next server.
+    /// The next server takes the data of a cache device that failed a flush for durable.
     LostKeptAsIs,
     }
 

@@ -34,13 +34,13 @@ fn fail_flush(fixture: &mut Fixture, nth: usize) {
     fixture.settle();
 }
 
-/// What the medium records.
+/// The record of the medium.
 fn told(fixture: &Fixture) -> Doubt {
     let disk: Arc<dyn Disk> = fixture.disks[0].clone();
     load(&disk).unwrap().superblock.doubt
 }
 
-/// A power failure that keeps nothing but durable data.
+/// A power failure that keeps only durable data.
 fn lose_power(fixture: &mut Fixture) {
     let disks = fixture.disks.clone().map(|disk| Arc::new(disk.crash_with(|_, _| 0)));
     fixture.kill();

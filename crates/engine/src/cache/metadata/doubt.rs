@@ -13,9 +13,6 @@
 //!
 //! These bytes are in the first sector, which changes as a whole. The kernel keeps what is there.
 
-use zerocopy::IntoBytes;
-
-use super::superblock::Fields;
 use crate::base::crc::crc32c_raw;
 use crate::shm::boot;
 
@@ -37,8 +34,8 @@ pub struct Doubt {
 }
 
 impl Doubt {
-    /// The mark in `place`. `None`: these are not bytes of a mark.
-    pub(super) fn parse(place: &[u8], fields: &Fields) -> Option<Doubt> {
+    /// The mark in `place`, with fields of this sum. `None`: these are not bytes of a mark.
+    pub(super) fn parse(place: &[u8], fields: u32) -> Option<Doubt> {
         let (magic, rest) = place.split_at_checked(MAGIC.len())?;
         let (sum, word) = rest.split_at_checked(4)?;
         if magic != MAGIC {
@@ -52,7 +49,7 @@ impl Doubt {
     }
 
     /// Stores the mark, unless another program uses these bytes.
-    pub(super) fn put(self, place: &mut [u8], fields: &Fields) {
+    pub(super) fn put(self, place: &mut [u8], fields: u32) {
         if self == Doubt::default() || place.iter().any(|byte| *byte != 0) {
             return;
         }
@@ -64,50 +61,45 @@ impl Doubt {
     }
 }
 
-fn sum_of(fields: &Fields, word: [u8; 8]) -> [u8; 4] {
-    let sum = crc32c_raw(u32::MAX, fields.without_computed().as_bytes());
-    (!crc32c_raw(sum, &word)).to_le_bytes()
+fn sum_of(fields: u32, word: [u8; 8]) -> [u8; 4] {
+    (!crc32c_raw(fields, &word)).to_le_bytes()
 }
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::FromZeros;
-
     use super::*;
+
+    const FIELDS: u32 = 7;
 
     #[test]
     fn a_mark_counts_for_its_fields_and_its_boot() {
-        let mut fields = Fields::new_zeroed();
-        fields.slots.set(7);
         for (cache, origin) in [(true, false), (false, true), (true, true)] {
             let doubt = Doubt { cache, origin };
             let mut place = [0; DOUBT_BYTES];
-            doubt.put(&mut place, &fields);
-            assert_eq!(Doubt::parse(&place, &fields), Some(doubt));
-            let changed = Fields { slots: 8.into(), ..fields };
-            assert_eq!(Doubt::parse(&place, &changed), Some(Doubt::default()));
+            doubt.put(&mut place, FIELDS);
+            assert_eq!(Doubt::parse(&place, FIELDS), Some(doubt));
+            assert_eq!(Doubt::parse(&place, FIELDS + 1), Some(Doubt::default()));
             for (at, what) in [(4, "sum"), (8, "flags"), (12, "boot")] {
                 let mut place = place;
                 place[at] ^= 3;
-                assert_eq!(Doubt::parse(&place, &fields), Some(Doubt::default()), "{what}");
+                assert_eq!(Doubt::parse(&place, FIELDS), Some(Doubt::default()), "{what}");
             }
             // Another boot, in order.
             let word = (boot() ^ 1 << 40 | CACHE | ORIGIN).to_le_bytes();
-            place[4..8].copy_from_slice(&sum_of(&fields, word));
+            place[4..8].copy_from_slice(&sum_of(FIELDS, word));
             place[8..].copy_from_slice(&word);
-            assert_eq!(Doubt::parse(&place, &fields), Some(Doubt::default()));
+            assert_eq!(Doubt::parse(&place, FIELDS), Some(Doubt::default()));
         }
     }
 
     #[test]
     fn bytes_of_others_stay() {
-        let fields = Fields::new_zeroed();
         let mut place = [0; DOUBT_BYTES];
-        Doubt::default().put(&mut place, &fields);
+        Doubt::default().put(&mut place, FIELDS);
         assert_eq!(place, [0; DOUBT_BYTES]);
         place[15] = 1;
-        Doubt { cache: true, origin: true }.put(&mut place, &fields);
+        Doubt { cache: true, origin: true }.put(&mut place, FIELDS);
         assert_eq!(place[..15], [0; 15]);
-        assert_eq!(Doubt::parse(&place, &fields), None);
+        assert_eq!(Doubt::parse(&place, FIELDS), None);
     }
 }

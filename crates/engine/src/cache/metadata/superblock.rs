@@ -38,7 +38,7 @@ const UNTRUSTED_BYTES: usize = 8;
 const UNTRUSTED_MAGIC: [u8; 4] = *b"udmt";
 
 fn untrusted_mark(fields: &Fields) -> [u8; UNTRUSTED_BYTES] {
-    let sum = !crc32c_raw(u32::MAX, fields.without_computed().as_bytes());
+    let sum = !fields.sum();
     let mut mark = [0; UNTRUSTED_BYTES];
     mark[..4].copy_from_slice(&UNTRUSTED_MAGIC);
     mark[4..].copy_from_slice(&sum.to_le_bytes());
@@ -77,8 +77,7 @@ impl NoteOnMedia {
     /// The checksum of the fields, except computed ones, and of the note.
     fn sum(&self, fields: &Fields) -> u32 {
         let note = NoteOnMedia { check: U32::ZERO, ..*self };
-        let sum = crc32c_raw(u32::MAX, fields.without_computed().as_bytes());
-        !crc32c_raw(sum, note.as_bytes())
+        !crc32c_raw(fields.sum(), note.as_bytes())
     }
 }
 
@@ -141,9 +140,10 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// The fields as marks are computed over them: without those that each write computes.
-    pub(super) fn without_computed(&self) -> Fields {
-        Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*self }
+    /// The state of a CRC-32C after the fields, except those that each write computes.
+    fn sum(&self) -> u32 {
+        let fields = Fields { checksum: U32::ZERO, own_address: U64::ZERO, ..*self };
+        crc32c_raw(u32::MAX, fields.as_bytes())
     }
 }
 
@@ -240,7 +240,7 @@ impl Superblock {
     fn take_doubt(&mut self) {
         let at = DOUBT_AT - FIELDS_BYTES;
         let place = &mut self.rest[at..at + DOUBT_BYTES];
-        if let Some(doubt) = Doubt::parse(place, &self.fields) {
+        if let Some(doubt) = Doubt::parse(place, self.fields.sum()) {
             self.doubt = doubt;
             place.fill(0);
         }
@@ -338,7 +338,7 @@ impl Superblock {
         let mut block = [0; BLOCK_BYTES];
         block[..FIELDS_BYTES].copy_from_slice(self.fields.as_bytes());
         block[FIELDS_BYTES..].copy_from_slice(&self.rest[..]);
-        self.doubt.put(&mut block[DOUBT_AT..DOUBT_AT + DOUBT_BYTES], &self.fields);
+        self.doubt.put(&mut block[DOUBT_AT..DOUBT_AT + DOUBT_BYTES], self.fields.sum());
         if self.is_untrusted {
             let place = UNTRUSTED_AT..UNTRUSTED_AT + UNTRUSTED_BYTES;
             block[place].copy_from_slice(&untrusted_mark(&self.fields));
