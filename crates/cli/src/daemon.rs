@@ -15,9 +15,9 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -244,10 +244,10 @@ fn listen(
 pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     match stops.recv().context("no thread is left that could end this server")? {
         Stop::Signal(signal) => {
+            server.served.end_for_good();
             let signal = signals::named(signal);
             log::line(&format!("{}: ending on {signal}", server.name()));
             last_end::record(&format!("during the orderly end that {signal} began"));
-            server.is_stopping.store(true, Ordering::SeqCst);
             let rested = server.served.rest_durably(&Watch::default());
             let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
             server.close(trouble.as_deref());
@@ -314,7 +314,11 @@ pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()
         if frames.stream().has_hung_up() {
             bail!("{} was not carried out: the caller has disconnected", call.method);
         }
-        let answered = methods::answer(server, &call, &mut |answer| frames.send(&answer));
+        let shared = Mutex::new(&mut *frames);
+        let frames = || shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_gone = || frames().stream().has_hung_up();
+        let answered =
+            methods::answer(server, &call, &mut |answer| frames().send(&answer), &is_gone);
         udm::queue::note_work();
         answered?;
     }

@@ -8,6 +8,8 @@
 //!    (`force`), and again after the exports are closed. The second pass is short, and leaves no
 //!    dirty data.
 //! 4. A removal that fails does not change the device: its exports are open again.
+//! 5. There is one removal at a time. It gives way to a signal, and while it still writes back also
+//!    to a removal by force.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,21 +75,37 @@ fn write_back(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
         if left == 0 {
             return Ok(());
         }
-        if server.is_stopping.load(Ordering::SeqCst) {
+        if served.is_stopping() {
             bail!("the device is being removed");
         }
-        // A suspended device does not write back.
-        served.refuse_suspended()?;
+        served.refuse_overtaken()?;
+        // A suspended device does not write back. One whose memory is renewed is so for a moment.
+        let was_renewing = server.is_renewing.load(Ordering::SeqCst);
+        let suspended = served.refuse_suspended();
+        if !was_renewing && !server.is_renewing.load(Ordering::SeqCst) {
+            suspended?;
+        }
         thread::sleep(PROGRESS_EVERY);
     }
 }
 
-/// Begins the end, unless clients are connected.
+/// Begins the end, unless clients are connected or another removal is under way.
 pub fn remove(
     server: &Server,
-    remove: &Removal,
+    removal: &Removal,
     progress: &mut Progress<'_, '_>,
 ) -> Result<Ending> {
+    let _ends = server.served.begin_end(removal.force && !removal.drain)?;
+    let ending = begin(server, removal, progress).inspect_err(|error| {
+        let why = format!("{error:#}");
+        let why = why.strip_prefix("not removed: ").unwrap_or(&why);
+        log::line(&format!("{}: not removed: {why}", server.name()));
+    })?;
+    server.served.end_for_good();
+    Ok(ending)
+}
+
+fn begin(server: &Server, remove: &Removal, progress: &mut Progress<'_, '_>) -> Result<Ending> {
     if remove.wipe {
         refuse_wipe(server, remove)?;
     }
@@ -125,24 +143,17 @@ fn come_to_rest(
     if !remove.force {
         refuse_loss(server)?;
     }
-    if server.is_stopping.swap(true, Ordering::SeqCst) {
-        bail!("the device is being removed already");
-    }
-    let was_suspended = served.is_suspended();
-    let rested = rest(server, remove.force && !remove.drain, progress).and_then(|trouble| {
+    served.begin_rest()?;
+    rest(server, remove.force && !remove.drain, progress).and_then(|trouble| {
         if remove.drain && served.dirty().bytes > 0 {
-            served.go_on(was_suspended)?;
+            served.go_on()?;
             bail!(
                 "not removed: some dirty data is not written back yet; the device still serves: \
                  run the command again"
             );
         }
         Ok(trouble)
-    });
-    if rested.is_err() {
-        server.is_stopping.store(false, Ordering::SeqCst);
-    }
-    rested
+    })
 }
 
 /// An error if a device below was deleted, and data would end with this server.
@@ -189,7 +200,6 @@ fn refuse_wipe(server: &Server, remove: &Removal) -> Result<()> {
 /// anyway, and the answer lists the errors.
 fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
     let served = &server.served;
-    let was_suspended = served.is_suspended();
     let carry_out = |watch: &Watch| {
         let rested = served.rest_durably(watch);
         let is_wanted = watch.check();
@@ -198,7 +208,7 @@ fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result
             (Err(error), Ok(())) if force => Ok(Some(format!("{error:#}"))),
             (rested, is_wanted) => {
                 let why = rested.and(is_wanted).map_or_else(|error| error, |()| anyhow!("?"));
-                match served.go_on(was_suspended) {
+                match served.go_on() {
                     Ok(()) => Err(why),
                     Err(error) => Err(anyhow!("{why:#}; and {error:#}")),
                 }
@@ -207,8 +217,10 @@ fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result
     };
     let rested = progress.watched("Remove", WORK_SILENCE_MAX, &|| 0, carry_out);
     rested.map_err(|error| {
+        if served.ends_for_good() {
+            return anyhow!("not removed: {error:#}; the server ends on a signal");
+        }
         let name = server.name();
-        log::line(&format!("{name}: not removed: {error:#}"));
         anyhow!(
             "not removed: {error:#}; the device still serves, `udm remove --force {name}` ends it"
         )

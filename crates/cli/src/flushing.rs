@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use udm::bio::Op;
 use udm::device::{Device, SLOW_SECONDS, SlowRequest};
+use udm::disk::DiskErrors;
 use udm::local::Local;
 use udm::sync::Arc;
+use udm::target::Health;
 
 /// Time between two checks of a slow flush.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -27,7 +29,24 @@ pub fn flush(device: &Arc<Device>) -> Result<()> {
         drop(done);
         flushed
     });
-    flushed.map_err(|status| anyhow!("flush: {status}"))
+    flushed.map_err(|status| anyhow!("flush: {status}{}", errors_below(device)))
+}
+
+/// The devices whose last error was not of a read, with that error. A flush can fail because an
+/// earlier one did, of another client, so the device may work again.
+fn errors_below(device: &Device) -> String {
+    let of_line = |(start, target, health): (u64, &str, Health)| {
+        let Health { origin, medium, metadata, .. } = health;
+        let roles = [("origin", origin), ("cache device", medium), ("metadata device", metadata)];
+        let may_fail_flushes =
+            |errors: DiskErrors| errors.last.is_some_and(|(op, _)| op != Op::Read);
+        let failed = roles.into_iter().filter(|(_, errors)| may_fail_flushes(*errors));
+        let sentence = |(role, errors): (&str, DiskErrors)| {
+            format!("; {target} at {start}: the last error of its {role}: {errors}")
+        };
+        failed.map(sentence).collect::<String>()
+    };
+    device.health().into_iter().map(of_line).collect()
 }
 
 /// Reports a slow flush to the device until the flush is done.

@@ -4,10 +4,9 @@
 //! `wipe`, send their progress, and the others send beats (`work.rs`). When the caller is gone, the
 //! next answer cannot be sent, and the work stops at that point without a loss.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use udm::base::limits::{Limit, limit};
@@ -50,9 +49,14 @@ pub fn limits() -> Vec<Limit> {
     all
 }
 
-/// Carries out one call and sends its answers. An error means that the connection cannot be used
-/// any more. Errors of the call itself are answers.
-pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
+/// Carries out one call and sends its answers; `is_gone`: whether the caller has hung up. An error
+/// means that the connection cannot be used any more. Errors of the call itself are answers.
+pub fn answer(
+    server: &Server,
+    call: &Call,
+    send: &mut Say<'_>,
+    is_gone: &dyn Fn() -> bool,
+) -> Result<()> {
     // The call may find a change, such as a file that was cut short, which the log must have too.
     udm::queue::note_work();
     let Some((interface, method)) = call.method.rsplit_once('.') else {
@@ -67,7 +71,7 @@ pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
             return send(Answer::protocol("InterfaceNotFound", parameters));
         }
     }
-    let mut progress = Progress { more: call.more, send: &mut *send, lost: None };
+    let mut progress = Progress { more: call.more, send: &mut *send, is_gone, lost: None };
     let result = carry_out(server, method, &call.parameters, &mut progress);
     if let Some(lost) = progress.lost {
         return Err(lost);
@@ -265,7 +269,7 @@ fn change(
             let export = ExportParameters::deserialize(parameters)?;
             let open = |watch: &Watch| {
                 let export = served.add_export(&export.uri)?;
-                watch.check().inspect_err(|_| drop(served.remove_export(&export.uri, true)))?;
+                watch.check().inspect_err(|_| drop(served.close_export(&export.uri, true)))?;
                 Ok(export)
             };
             json!({ "export": progress.watched(method, WORK_SILENCE_MAX, &still, open)?.json() })
@@ -354,10 +358,10 @@ fn info(server: &Server) -> Value {
 /// The words that create the device again.
 fn configuration(server: &Server) -> Result<Value> {
     let served = &server.served;
-    if server.is_stopping.load(Ordering::SeqCst) {
-        bail!("{}: the device is being removed, and its exports are closed", server.name());
-    }
+    served.refuse_ending()?;
     let exports: Vec<_> = served.exports().into_iter().map(|export| export.uri).collect();
+    // An end that began meanwhile has closed some of them.
+    served.refuse_ending()?;
     Ok(json!({
         "table": served.given_table(),
         "exports": exports,

@@ -5,9 +5,14 @@
 //!
 //! 1. Relative paths in tables are relative to the directory of the user who gave them, and are
 //!    made absolute: the server's own directory is `/`.
-//! 2. Changes (load, suspend, resume, close) happen one at a time.
+//! 2. Changes (load, suspend, resume, close) happen one at a time, and none while the device is
+//!    being removed (`served/rest.rs`).
 //! 3. The exports are closed before the device is brought to rest. The background queue runs until
 //!    the device is at rest, since it moves the I/O that has to end first.
+
+// The fuzz targets include this file from another folder.
+#[path = "served/rest.rs"]
+mod rest;
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -41,23 +46,6 @@ pub const REST_MAX: Duration = Duration::from_secs(30);
 /// Time between two checks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// The data that remains in a cache when its device is removed.
-#[derive(Clone, Debug)]
-pub struct Left {
-    /// Bytes that only the cache contains.
-    pub dirty_bytes: u64,
-    /// The cache device, as the table names it.
-    pub cache: Option<String>,
-    /// Whether the cache device was deleted, so that its content is lost.
-    pub is_lost: bool,
-    /// The reason why the cache device cannot be read or trusted, if there is one.
-    pub failure: Option<String>,
-    /// The troubles of the devices.
-    pub troubles: Vec<String>,
-    /// Whether the next server can find out that another program has changed the origin.
-    pub is_origin_marked: bool,
-}
-
 /// The device with all its parts.
 #[derive(Debug)]
 pub struct Served {
@@ -67,6 +55,7 @@ pub struct Served {
     /// Exports that were closed for an end that may still be cancelled.
     closed_exports: Mutex<Vec<String>>,
     change: Mutex<()>,
+    end: rest::End,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
     claims: Arc<TableClaims>,
@@ -90,6 +79,7 @@ impl Served {
             exports: Mutex::default(),
             closed_exports: Mutex::default(),
             change: Mutex::default(),
+            end: rest::End::default(),
             drainers: Mutex::default(),
             cache: Mutex::default(),
             claims: Arc::default(),
@@ -136,6 +126,7 @@ impl Served {
     /// does. A failing slow device, or a caller that is gone, ends the wait but not the work, since
     /// targets cannot cancel a message.
     pub fn message(&self, sector: u64, words: &[String], watch: &Watch) -> Result<String> {
+        self.refuse_ending()?;
         let text = self.device.message(sector, words)?;
         while self.device.is_carrying_out(sector) {
             watch.check()?;
@@ -192,14 +183,28 @@ impl Served {
         rested
     }
 
-    /// The right to change the device's state. Each holder has it for a bounded time.
+    /// The right to change the device's state, unless an end is under way.
     fn change(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
+        self.change_when(watch, || self.refuse_ending())
+    }
+
+    /// The same, if `may` allows it. Each holder has the right for a bounded time.
+    fn change_when(
+        &self,
+        watch: &Watch,
+        may: impl Fn() -> Result<()>,
+    ) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + REST_MAX;
         loop {
-            match self.change.try_lock() {
-                Ok(change) => return Ok(change),
-                Err(TryLockError::Poisoned(change)) => return Ok(change.into_inner()),
-                Err(TryLockError::WouldBlock) => {}
+            let change = match self.change.try_lock() {
+                Ok(change) => Some(change),
+                Err(TryLockError::Poisoned(change)) => Some(change.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            // After the lock was taken, so an end that begins later waits for this change.
+            may()?;
+            if let Some(change) = change {
+                return Ok(change);
             }
             watch.check()?;
             if Instant::now() >= deadline {
@@ -244,6 +249,14 @@ impl Served {
 
     /// Opens an export, and returns its address.
     pub fn add_export(&self, uri: &str) -> Result<OpenExport> {
+        self.refuse_ending()?;
+        let export = self.add_again(uri)?;
+        // An end may have begun while an address in use was waited for.
+        self.refuse_ending().inspect_err(|_| drop(self.close_export(&export.uri, true)))?;
+        Ok(export)
+    }
+
+    fn add_again(&self, uri: &str) -> Result<OpenExport> {
         let mut export = self.open_export(uri)?;
         export.begin()?;
         self.keep_export(export)
@@ -286,9 +299,17 @@ impl Served {
 
     /// Closes an export.
     pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
+        self.refuse_ending()?;
+        self.close_export(uri, force)
+    }
+
+    /// The same, even while an end is under way.
+    pub fn close_export(&self, uri: &str, force: bool) -> Result<()> {
         let parsed = uri.parse::<Uri>();
         let is_it = |it: Uri| it.is_at(uri) || parsed.as_ref().is_ok_and(|uri| *uri == it);
         let mut exports = lock(&self.exports);
+        // An end that closed it does not open it again.
+        lock(&self.closed_exports).retain(|closed| closed != uri);
         let Some(at) = exports.open.iter().position(|export| is_it(export.uri())) else {
             bail!("no export {uri}; `udm info` lists them");
         };
@@ -450,38 +471,11 @@ impl Served {
         facts.iter().enumerate().map(line).collect()
     }
 
-    /// Disconnects clients and brings the device to rest, before its end. After an error the
-    /// service can only end, or [go on](Served::go_on).
-    pub fn rest(&self, watch: &Watch) -> Result<()> {
-        self.close_exports();
-        let _change = self.change(watch)?;
-        come_to_rest(&self.device, watch)
-    }
-
-    /// The same; also fails if acknowledged data may not be durable.
-    pub fn rest_durably(&self, watch: &Watch) -> Result<()> {
-        self.rest(watch)?;
-        if !self.is_durable() {
-            bail!("a device of the table failed a flush");
-        }
-        Ok(())
-    }
-
-    /// Disconnects all clients. [`Served::reopen_exports`] takes that back.
-    pub fn close_exports(&self) {
-        let shut = Exports { open: Vec::new(), are_shut: true };
-        let exports = std::mem::replace(&mut *lock(&self.exports), shut);
-        for export in exports.open {
-            lock(&self.closed_exports).push(export.uri().to_string());
-            export.stop();
-        }
-    }
-
     /// Gives the device's shared memory new files after its files were removed. For that, it
-    /// suspends the device for a moment.
-    pub fn renew_memory(&self) -> Result<()> {
+    /// suspends the device for a moment, if `may` allows it.
+    pub fn renew_memory(&self, may: impl Fn() -> Result<()>) -> Result<()> {
         let watch = Watch::default();
-        let _change = self.change(&watch)?;
+        let _change = self.change_when(&watch, may)?;
         let was_suspended = self.is_suspended();
         if !was_suspended {
             self.wait_for_suspend(&watch)?;
@@ -491,49 +485,6 @@ impl Served {
             self.device.cancel_suspend()?;
         }
         Ok(renewed?)
-    }
-
-    /// Cancels a rest: the device serves, and its exports are open. Returns what cannot be opened.
-    pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
-        if !stay_suspended {
-            self.device.cancel_suspend()?;
-        }
-        self.reopen_exports()
-    }
-
-    /// Opens the exports again that were closed for an end. Returns what cannot be opened.
-    pub fn reopen_exports(&self) -> Result<()> {
-        lock(&self.exports).are_shut = false;
-        let uris = std::mem::take(&mut *lock(&self.closed_exports));
-        let failed: Vec<String> = uris
-            .iter()
-            .filter_map(|uri| self.add_export(uri).err().map(|error| format!("{error:#}")))
-            .collect();
-        if !failed.is_empty() {
-            bail!("{}", failed.join("; "));
-        }
-        Ok(())
-    }
-
-    /// Ends the service of a device at rest: no device is open after this. Dirty data stays. A
-    /// device that does not rest is left to the end of the process.
-    pub fn end(&self) -> Left {
-        let cache = lock(&self.cache).clone();
-        let is_lost = self.would_lose_data();
-        let troubles = self.troubles();
-        let (dirty_bytes, failure) = (self.device.dirty().bytes, self.medium_failure());
-        // This is refused only if the device is not at rest.
-        let is_origin_marked = self.device.remove().unwrap_or(false);
-        drop(lock(&self.background).take());
-        Left { dirty_bytes, cache, is_lost, failure, troubles, is_origin_marked }
-    }
-
-    /// Removes a device that was not announced to any client, and leaves no trace on its media or
-    /// in memory.
-    pub fn undo(&self) {
-        if self.rest(&Watch::default()).is_ok() {
-            self.end();
-        }
     }
 
     /// Loads a table whose relative paths start at `directory`.

@@ -62,8 +62,6 @@ pub struct Server {
     pub started: u64,
     /// Tells the main thread to end.
     pub stop: Sender<Stop>,
-    /// Set when the end has begun: all waiting work gives up.
-    pub is_stopping: AtomicBool,
     /// Control connections that are open.
     pub connections: AtomicUsize,
     lock: Mutex<NameLock>,
@@ -109,7 +107,6 @@ impl Server {
             has_formatted: spec.progress.has_formatted(),
             started: log::now_seconds(),
             stop,
-            is_stopping: AtomicBool::new(false),
             lock: Mutex::new(lock),
             is_renewing: AtomicBool::new(false),
             has_media: AtomicBool::new(false),
@@ -177,7 +174,7 @@ impl Server {
     /// Works on the files of the device's name, unless its end has begun, which removes them.
     pub fn with_lock<T>(&self, work: impl FnOnce(&mut NameLock) -> T) -> Option<T> {
         let mut own = lock(&self.lock);
-        (!self.is_stopping.load(Ordering::SeqCst)).then(|| work(&mut own))
+        (!self.served.is_stopping()).then(|| work(&mut own))
     }
 
     /// Whether this trouble of the files differs from the last one.
@@ -191,6 +188,7 @@ impl Server {
     /// Renames the device, if the new name is free.
     pub fn rename(&self, to: &DeviceName) -> Result<()> {
         let mut own = lock(&self.lock);
+        self.served.refuse_ending()?;
         let from = own.name().clone();
         if from == *to {
             return Ok(());
@@ -206,8 +204,9 @@ impl Server {
         let old = std::mem::replace(&mut *own, new);
         self.runtime.clear(&old, KeepLog::Yes);
         log::moves_to(&self.runtime.log(to));
+        // With the lock: an end that begins now removes these files.
+        self.note_table_of(to);
         drop(own);
-        self.note_table();
         set_title(to);
         log::line(&format!("{from}: renamed to {to}"));
         Ok(())

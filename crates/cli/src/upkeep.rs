@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::changes::Changes;
@@ -111,14 +111,20 @@ impl Control {
 
 /// Restores files of shared memory, in a thread of its own: the device has to come to rest.
 fn keep_memory(server: &Arc<Server>) {
-    let is_wanted = || !server.is_stopping.load(Ordering::SeqCst) && udm::shm::are_nameless();
-    if !is_wanted() || server.is_renewing.swap(true, Ordering::SeqCst) {
+    // A drain before a removal may take hours, and its clients need the memory.
+    let is_wanted = !server.served.is_stopping() && udm::shm::are_nameless();
+    if !is_wanted || server.is_renewing.swap(true, Ordering::SeqCst) {
         return;
     }
     let server = Arc::clone(server);
     let renew = move || {
-        match server.served.renew_memory() {
+        let may = || match server.served.is_stopping() {
+            true => bail!("the device is being removed"),
+            false => Ok(()),
+        };
+        match server.served.renew_memory(may) {
             Ok(()) => tell_made(&server, "shared memory"),
+            Err(_) if server.served.is_stopping() => {}
             Err(error) => tell_trouble(&server, &error),
         }
         server.is_renewing.store(false, Ordering::SeqCst);

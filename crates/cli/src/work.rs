@@ -159,6 +159,8 @@ fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()
 pub struct Progress<'a, 'b> {
     pub(crate) more: bool,
     pub(crate) send: &'a mut Say<'b>,
+    /// Whether the caller has hung up.
+    pub(crate) is_gone: &'a dyn Fn() -> bool,
     pub(crate) lost: Option<anyhow::Error>,
 }
 
@@ -181,15 +183,18 @@ impl Progress<'_, '_> {
         }
     }
 
-    /// Sends an answer before the last one, if the caller accepts several.
+    /// Sends an answer before the last one, if the caller accepts several. Returns an error if the
+    /// caller is gone.
     pub fn report(&mut self, value: Value) -> Result<()> {
-        if self.more
-            && let Err(error) = (self.send)(Answer::so_far(value))
-        {
+        let reported = match self.more {
+            true => (self.send)(Answer::so_far(value)),
+            false if (self.is_gone)() => Err(anyhow!("the caller has disconnected")),
+            false => Ok(()),
+        };
+        reported.map_err(|error| {
             self.lost = Some(error);
-            bail!("the caller has disconnected");
-        }
-        Ok(())
+            anyhow!("the caller has disconnected")
+        })
     }
 }
 
@@ -228,6 +233,18 @@ mod tests {
         let mut say = |_| bail!("gone");
         let result = watched(&work(BEAT_EVERY * 100, true), &mut say, endless);
         assert_eq!(result.unwrap_err().to_string(), "gone");
+    }
+
+    #[test]
+    fn a_caller_without_beats_is_missed_too() {
+        let mut send = |_| bail!("nothing is sent");
+        for is_gone in [false, true] {
+            let is_gone = || is_gone;
+            let mut progress =
+                Progress { more: false, send: &mut send, is_gone: &is_gone, lost: None };
+            assert_eq!(progress.report(json!({})).is_err(), is_gone());
+            assert_eq!(progress.lost.is_some(), is_gone());
+        }
     }
 
     #[test]

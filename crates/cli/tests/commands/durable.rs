@@ -133,6 +133,12 @@ fn an_end_that_is_not_durable_says_so() {
         }
         refuse();
         bench.write(seed + 1);
+        let line_of_error = bench.udm.refused(&["flush", "vol"]);
+        let is_named = line_of_error.contains(": the last error of its origin: flush: ");
+        // Targets without a cache do not count errors.
+        let is_cached = line.starts_with("writecache") || line.starts_with("cache");
+        assert!(is_named || !is_cached, "{line}: {line_of_error}");
+        assert!(!line_of_error.contains("linear at 0: "), "{line_of_error}");
         let pid = bench.udm.pid("vol");
         signal(pid, "TERM");
         wait_until("the server is gone", || is_gone(pid));

@@ -3,13 +3,13 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::ticks::Ticks;
 use crate::common::{
-    Udm, client, errors_until, pattern, read_export, seconds_after, signal, text, wait_until,
-    write_export,
+    Udm, client, errors_until, is_gone, pattern, read_export, seconds_after, signal, text,
+    wait_until, write_export,
 };
 
 const MIB: u64 = 1 << 20;
@@ -145,6 +145,65 @@ impl Drop for FileSystem {
     }
 }
 
+/// A device `vol` with dirty data, whose origin can be frozen.
+struct Bench {
+    system: FileSystem,
+    origin: PathBuf,
+    uri: String,
+    data: Vec<u8>,
+}
+
+impl Bench {
+    /// `None`, with a message, where a file system cannot be frozen.
+    fn new(udm: &Udm) -> Option<Bench> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not tested: only root can freeze a file system");
+            return None;
+        }
+        let system = FileSystem::new(udm);
+        let origin = system.mount.join("origin.img");
+        std::fs::File::create(&origin).unwrap().set_len(32 * MIB).unwrap();
+        let (cache, uri) = (udm.file("cache.img", 64 * MIB), udm.uri("vol.sock"));
+        let words = "4096 2 high_watermark 100";
+        let table = format!("0 65536 writecache s {} {} {words}", text(&origin), text(&cache));
+        udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+        let data = pattern(4, 16 << 20);
+        write_export(udm, &uri, &data);
+        wait_until("the clients are gone", || udm.json(&["info", "vol"])["clients"] == 0);
+        Some(Bench { system, origin, uri, data })
+    }
+
+    /// The origin hangs. Returns the command whose write does.
+    fn freeze(&self, udm: &Udm) -> Child {
+        self.system.freeze("-f");
+        let drain = udm.spawn(&["drain", "vol"]);
+        wait_until("a write hangs", || is_hanging(udm.pid("vol")));
+        drain
+    }
+
+    /// Whether the export is open and has all data.
+    fn is_served(&self, udm: &Udm) -> bool {
+        read_export(udm, &self.uri)[..self.data.len()] == self.data[..]
+    }
+
+    fn is_on_origin(&self) -> bool {
+        std::fs::read(&self.origin).unwrap()[..self.data.len()] == self.data[..]
+    }
+}
+
+fn end(mut command: Child) {
+    command.kill().unwrap();
+    command.wait().unwrap();
+}
+
+fn wait_for_state(udm: &Udm, state: &str) {
+    wait_until(state, || udm.json(&["info", "vol"])["state"] == state);
+}
+
+fn has_no_exports(udm: &Udm) -> bool {
+    udm.json(&["info", "vol"])["exports"] == serde_json::json!([])
+}
+
 /// Whether a thread of `pid` waits in the kernel.
 fn is_hanging(pid: u64) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
@@ -154,41 +213,24 @@ fn is_hanging(pid: u64) -> bool {
 
 #[test]
 fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("not tested: only root can freeze a file system");
-        return;
-    }
     let udm = Udm::new();
-    let system = FileSystem::new(&udm);
-    let origin = system.mount.join("origin.img");
-    std::fs::File::create(&origin).unwrap().set_len(32 * MIB).unwrap();
-    let cache = udm.file("cache.img", 64 * MIB);
-    let uri = udm.uri("vol.sock");
-    let words = "4096 2 high_watermark 100";
-    let table = format!("0 65536 writecache s {} {} {words}", text(&origin), text(&cache));
-    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
-    let data = pattern(4, 16 << 20);
-    write_export(&udm, &uri, &data);
-    system.freeze("-f");
+    let Some(bench) = Bench::new(&udm) else { return };
     let pid = udm.pid("vol");
 
     // A command that suspends and goes away leaves no suspended device.
-    let mut drain = udm.spawn(&["drain", "vol"]);
-    wait_until("a write hangs", || is_hanging(pid));
-    let mut suspend = udm.spawn(&["suspend", "vol"]);
-    wait_until("it suspends", || udm.json(&["info", "vol"])["state"] == "suspended");
-    suspend.kill().unwrap();
-    suspend.wait().unwrap();
-    wait_until("it serves again", || udm.json(&["info", "vol"])["state"] == "active");
-    assert!(read_export(&udm, &uri)[..data.len()] == data[..]);
-    drain.kill().unwrap();
-    drain.wait().unwrap();
+    let drain = bench.freeze(&udm);
+    let suspend = udm.spawn(&["suspend", "vol"]);
+    wait_for_state(&udm, "suspended");
+    end(suspend);
+    wait_for_state(&udm, "active");
+    assert!(bench.is_served(&udm));
+    end(drain);
 
     let mut drain = udm.spawn(&["drain", "vol"]);
     let notes = udm.runtime().join("vol.table");
     let line = std::thread::scope(|scope| {
         let remove = scope.spawn(|| udm.refused(&["remove", "vol"]));
-        wait_until("the end begins", || udm.json(&["info", "vol"])["state"] == "suspended");
+        wait_for_state(&udm, "suspended");
         std::fs::remove_file(&notes).unwrap();
         remove.join().unwrap()
     });
@@ -199,11 +241,11 @@ fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
         (udm.json(&["info", "vol"])["state"].clone(), udm.pid("vol")),
         ("active".into(), pid)
     );
-    assert!(read_export(&udm, &uri)[..data.len()] == data[..], "its ways in are open");
-    system.freeze("-u");
+    assert!(bench.is_served(&udm), "its exports are open");
+    bench.system.freeze("-u");
     let _ = drain.wait().unwrap();
     udm.ok(&["remove", "vol", "--drain"]);
-    assert!(std::fs::read(&origin).unwrap()[..data.len()] == data[..]);
+    assert!(bench.is_on_origin());
 }
 
 #[test]
@@ -293,4 +335,127 @@ fn a_flush_of_a_command_that_hangs_is_told_as_a_clients() {
         (&info["slow_requests"], &info["slow_requests_total"]),
         (&serde_json::json!([]), &1.into())
     );
+}
+
+/// While a removal waits for a request, the device takes no change and no second removal. After a
+/// refused removal it does.
+#[test]
+fn a_device_that_is_being_removed_takes_no_table() {
+    let udm = Udm::new();
+    let Some(bench) = Bench::new(&udm) else { return };
+    let stream = crate::clients::agreed(&udm.path("vol.sock"));
+    assert!(udm.refused(&["remove", "vol"]).contains("1 client is connected"));
+    drop(stream);
+    wait_until("the client is gone", || udm.json(&["info", "vol"])["clients"] == 0);
+    let mut drain = bench.freeze(&udm);
+
+    let remove = udm.spawn(&["remove", "vol"]);
+    wait_for_state(&udm, "suspended");
+    let other = udm.uri("other.sock");
+    let changes: [&[&str]; 8] = [
+        &["load", "vol", "--table", "0 8 zero"],
+        &["suspend", "vol"],
+        &["resume", "vol"],
+        &["rename", "vol", "other"],
+        &["message", "vol", "0", "flush"],
+        &["export", "vol", &other],
+        &["unexport", "vol", &bench.uri],
+        &["save", "vol"],
+    ];
+    for words in changes {
+        let line = udm.refused(words);
+        assert!(line.contains("the device is being removed"), "{words:?}: {line}");
+    }
+    for words in [&["remove", "vol"][..], &["remove", "vol", "--force"]] {
+        let line = udm.refused(words);
+        assert!(line.contains("the device is being removed already"), "{words:?}: {line}");
+        assert!(has_no_exports(&udm), "the other removal has closed them");
+    }
+    end(remove);
+    wait_for_state(&udm, "active");
+    wait_until("its export is open", || udm.run(&["save", "vol"]).out.contains(&bench.uri));
+    assert_eq!(udm.ok(&["table", "vol", "--inactive"]), "");
+    udm.ok(&["load", "vol", "--table", "0 8 zero"]);
+    assert!(bench.is_served(&udm));
+    let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
+    for why in ["1 client is connected", "the caller has disconnected"] {
+        assert!(log.contains(&format!("vol: not removed: {why}")), "{log}");
+    }
+    bench.system.freeze("-u");
+    let _ = drain.wait().unwrap();
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(bench.is_on_origin());
+}
+
+/// A removal that fails leaves the state that it found when it could change it, and not the
+/// passing state of another command.
+#[test]
+fn a_removal_that_waited_for_a_suspend_leaves_no_suspended_device() {
+    let udm = Udm::new();
+    let Some(bench) = Bench::new(&udm) else { return };
+    let mut drain = bench.freeze(&udm);
+    let suspend = udm.spawn(&["suspend", "vol"]);
+    wait_for_state(&udm, "suspended");
+    let remove = udm.spawn(&["remove", "vol"]);
+    wait_until("the removal has begun", || has_no_exports(&udm));
+    // The suspend is cancelled, and the removal suspends the device for itself.
+    end(suspend);
+    let log = udm.runtime().join("vol.log");
+    let has = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
+    wait_until("the suspend is cancelled", || has("control connection closed"));
+    end(remove);
+    wait_until("the removal fails", || has("vol: not removed: the caller has disconnected"));
+    wait_for_state(&udm, "active");
+    assert!(bench.is_served(&udm));
+    bench.system.freeze("-u");
+    let _ = drain.wait().unwrap();
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(bench.is_on_origin());
+}
+
+/// A signal ends the server, whatever becomes of a removal that was under way.
+#[test]
+fn a_removal_that_fails_does_not_take_back_the_end_that_a_signal_began() {
+    let udm = Udm::new();
+    let Some(bench) = Bench::new(&udm) else { return };
+    let pid = udm.pid("vol");
+    let drain = bench.freeze(&udm);
+    let remove = udm.spawn(&["remove", "vol"]);
+    wait_for_state(&udm, "suspended");
+    signal(pid, "TERM");
+    let log = udm.runtime().join("vol.log");
+    let has = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
+    wait_until("the server ends", || has("vol: ending on "));
+    end(remove);
+    wait_until("the removal fails", || has("vol: not removed: the caller has disconnected"));
+    assert!(has_no_exports(&udm));
+    bench.system.freeze("-u");
+    wait_until("the server has ended", || is_gone(pid));
+    let _ = drain.wait_with_output();
+    assert_eq!(udm.ok(&["ls"]), "No devices found\n");
+    assert_eq!(udm.left(), Vec::<String>::new());
+}
+
+/// A removal whose command was killed does not keep the next one from its work, and one that still
+/// writes back gives way to one by force.
+#[test]
+fn a_removal_gives_way() {
+    let udm = Udm::new();
+    let Some(bench) = Bench::new(&udm) else { return };
+    let mut drain = bench.freeze(&udm);
+    let mut first = udm.spawn(&["remove", "vol", "--drain"]);
+    let _errors = errors_until(&mut first, "drain vol: ");
+    end(first);
+    let mut second = udm.spawn(&["remove", "vol", "--drain"]);
+    let (mut errors, mut said) = errors_until(&mut second, "drain vol: ");
+    // It overtakes the second one, and ends the device when its origin works again.
+    let third = udm.spawn(&["remove", "vol", "--force"]);
+    errors.read_to_string(&mut said).unwrap();
+    assert_eq!(second.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.contains("the device is being removed by another command"), "{said}");
+    bench.system.freeze("-u");
+    let third = third.wait_with_output().unwrap();
+    assert!(third.status.success(), "{third:?}");
+    let _ = drain.wait().unwrap();
+    assert_eq!(udm.ok(&["ls"]), "No devices found\n");
 }
