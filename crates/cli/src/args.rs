@@ -7,6 +7,7 @@
 pub mod cache;
 pub mod config;
 pub mod doctor;
+pub mod exports;
 pub mod media;
 
 use std::ffi::OsString;
@@ -43,7 +44,8 @@ Example:
 Files: the runtime directory holds each device's control socket, log and shared memory. It is
 $UDM_RUNTIME_DIR, else /run/udm for root, else $XDG_RUNTIME_DIR/udm. udm refuses a directory that
 other users may enter or replace. The state directory holds measurements of this machine. It is
-$UDM_STATE_DIR, else /var/lib/udm for root, else $XDG_STATE_HOME/udm or ~/.local/state/udm.")]
+$UDM_STATE_DIR, else /var/lib/udm for root, else $XDG_STATE_HOME/udm or ~/.local/state/udm. The
+configuration files are in $UDM_CONFIG_DIR, else /etc/udm.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -84,9 +86,9 @@ pub enum Command {
     /// Wait until a device serves, is clean, or is removed
     Wait(WaitArgs),
     /// Open an export, through which clients use a device
-    Export(ExportArgs),
+    Export(exports::ExportArgs),
     /// Close an export
-    Unexport(UnexportArgs),
+    Unexport(exports::UnexportArgs),
     /// Print metrics in Prometheus' text format
     Metrics(NamesArgs),
     /// Show the contents of a cache device: geometry, dirty data, damage
@@ -106,6 +108,10 @@ pub enum Command {
     CheckConfig(config::CheckConfigArgs),
     /// Print the configuration of a device as a file for `create --config`
     Save(config::SaveArgs),
+    /// Compare a device with its configuration file
+    Diff(config::DiffArgs),
+    /// Open and close exports as a device's configuration file says
+    Apply(config::ApplyArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
@@ -138,7 +144,7 @@ pub struct TableSource {
 }
 
 /// A table that is put together from its devices.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[group(multiple = true)]
 pub struct SetupArgs {
     /// Cache this slow device (instead of a table)
@@ -164,9 +170,13 @@ pub struct SetupArgs {
     /// auto]
     #[arg(long, value_name = "SIZE", value_parser = block_size)]
     pub block_size: Option<BlockSize>,
-    /// Accept the cache on FAST even if FAST or SLOW is not the device of its last use
+    /// Accept, this once, a cache even if it or its origin is not the device of its last use
     #[arg(long)]
     pub rebind: bool,
+    /// Accept, this once, the loss of data that a cache had and cannot return: of a dead server's
+    /// missing memory, after a damaged part of a log, or cut off with the end of a device
+    #[arg(long)]
+    pub accept_loss: bool,
     /// Print what would be created, without creating it
     #[arg(long)]
     pub dry_run: bool,
@@ -180,7 +190,6 @@ impl SetupArgs {
             (self.mode.is_some(), "--mode"),
             (self.policy.is_some(), "--policy"),
             (self.block_size.is_some(), "--block-size"),
-            (self.rebind, "--rebind"),
             (self.dry_run, "--dry-run"),
         ];
         given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
@@ -226,6 +235,7 @@ pub const QUEUES_MAX: u16 = 64;
   udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
   udm create --config /etc/udm/vol.conf
+  udm create --config /etc/udm/vol.conf --rebind       accept a moved device, this once
   echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
 
 Name a device by its path, or by MAJOR:MINOR as `udm table` prints block devices. Paths may be
@@ -455,13 +465,21 @@ STATE is active, suspended, failed (the cache device or the control socket does 
 server does not answer) or dead (the server was killed: run the same `udm create` to restart it).
 udm asks all servers in parallel, and waits for 10 seconds.
 
+--all also lists the devices of the configuration files that no server serves. STATE is then stopped
+or in use (another server or program has a cache of the device open). DIRTY is - if udm cannot read
+a cache; a note has the reason. udm waits for a cache for 30 seconds.
+
 Examples:
   udm ls
+  udm ls --all
   udm ls --target pcache --json")]
 pub struct LsArgs {
     /// List only devices with a table line of this target
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
+    /// Also list the stopped devices that have a configuration file, with the data in their caches
+    #[arg(long)]
+    pub all: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }
@@ -507,58 +525,6 @@ pub struct WaitArgs {
     /// Give up after this many seconds, which may be a fraction [default: wait indefinitely]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Seconds>,
-    #[command(flatten)]
-    pub json: JsonArgs,
-}
-
-/// Arguments of `export`.
-#[derive(Debug, Args)]
-#[command(after_help = "Choose the export for the client:
-  a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread per ring
-  a program in C          vhost-user, with udm_connect() of libudm; or no export, with udm_open()
-  a mount on this host    ublk: creates /dev/ublkbN (as root, after `modprobe ublk_drv`); without
-                          ublk, nbd+unix:///PATH and nbd-client
-  another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
-
-vhost-user polls a ring briefly before it sleeps, while polls find requests; at most 10 % of the
-time goes into polls that find none (`udm info` prints the times). ?poll=never sleeps immediately;
-?poll=always never sleeps and occupies one processor per ring. NBD also takes ?poll=never.
-vhost-user serves one client at a time; ?shared serves several, which must coordinate their writes.
-
-ublk:N?queues=Q&depth=D sets the number of the disk, the number of queues, and the number of
-requests per queue. If the server is killed, the disk waits for the next server: run the same `udm
-create` again, or `udm export` with the same disk. ?shared=FILE (Linux 7.1) names a file on tmpfs or
-hugetlbfs in which clients with direct I/O keep their data (fio --mem=mmapshared:FILE): the server
-copies from and to this file without a system call. Give the file its final length first.
-
-Examples:
-  udm export vol ublk:
-  udm export vol 'ublk:?shared=/dev/shm/buffers'
-  udm export vol nbd://127.0.0.1:10809
-  udm export vol nbd://127.0.0.1:10809/vol      at an address that several devices share
-  udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
-  udm export vol vhost-user:///run/udm/vol.vhost")]
-pub struct ExportArgs {
-    /// The device's name
-    pub name: DeviceName,
-    /// The address for clients.
-    #[arg(help = FORMS)]
-    pub uri: String,
-    #[command(flatten)]
-    pub json: JsonArgs,
-}
-
-/// Arguments of `unexport`.
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  udm unexport vol nbd://127.0.0.1:10809")]
-pub struct UnexportArgs {
-    /// The device's name
-    pub name: DeviceName,
-    /// The export, as `udm info` prints it
-    pub uri: String,
-    /// Close the export even if clients are connected
-    #[arg(long)]
-    pub force: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }

@@ -3,40 +3,34 @@
 //!
 //! A file is checked as a whole: all mistakes are listed, each with its line and column. No device
 //! is opened here. A key means the same as the option of `create` with its name, and an option on
-//! the command line replaces the key.
+//! the command line replaces the key. A user's consent that is for one attach is refused in a file,
+//! which would give it each time.
+
+mod files;
 
 use std::fmt;
-use std::fs::{File, Metadata};
-use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::Result;
 use serde_json::{Value, json};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use udm::build::make_absolute;
 use udm::table::{Table, Word};
-use udm::targets::{CacheMode, caches};
-use udm::units::human_bytes;
+use udm::targets::{CacheMode, Consent, caches, find_consent, without_all_consents};
 use udm_export::Uri;
 
-use crate::args::{BlockSize, CreateArgs, POLICIES, QUEUES_MAX, block_size, cache_mode};
-use crate::directory;
+use crate::args::{BlockSize, CreateArgs, POLICIES, QUEUES_MAX, SetupArgs, block_size, cache_mode};
 use crate::output::Usage;
-use crate::runtime::DeviceName;
 
-/// The folder of the files that are used if none is named.
-pub const FOLDER: &str = "/etc/udm";
-/// The extension of a configuration file's name.
-pub const EXTENSION: &str = "conf";
+pub use files::{EXTENSION, escaped, file_of, files_in, folder, name_of, read, shown, text_of};
+
 /// More mistakes of a file are not listed.
 const MISTAKES_MAX: usize = 100;
-/// The right of users other than the owner and its group.
-const OTHERS_WRITE: u32 = 0o002;
-/// A longer file is refused.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Keys that allow something once, which a file would allow each time; and the options for it.
+const CONSENTS: [(&str, &str); 3] =
+    [("rebind", "--rebind"), ("accept_loss", "--accept-loss"), ("force_format", "--force-format")];
 
 /// The type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,71 +96,6 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// The text of a file.
-pub fn text_of(path: &Path) -> Result<String> {
-    let file = File::open(path)?;
-    let meta = file.metadata()?;
-    if meta.is_file() {
-        check_rights(path, &meta)?;
-    }
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        bail!("longer than {}", human_bytes(FILE_BYTES_MAX));
-    }
-    String::from_utf8(bytes).map_err(|_| anyhow!("not UTF-8 text"))
-}
-
-/// An error if another user than this one and root may change or replace the file.
-fn check_rights(path: &Path, meta: &Metadata) -> Result<()> {
-    let user = rustix::process::geteuid().as_raw();
-    if meta.uid() != 0 && meta.uid() != user {
-        bail!("it belongs to user {}, who can change it", meta.uid());
-    }
-    if meta.mode() & OTHERS_WRITE != 0 {
-        bail!("any user may change it: `chmod o-w {}`", path.display());
-    }
-    for file in [std::path::absolute(path)?, path.canonicalize()?] {
-        let parent = file.parent().unwrap_or(Path::new("/"));
-        directory::check_way(parent, user, OTHERS_WRITE, "put the file elsewhere")?;
-    }
-    Ok(())
-}
-
-/// The configuration in the file at `path`; its first mistake is the error.
-pub fn read(path: &Path) -> Result<Config> {
-    let text = text_of(path).with_context(|| path.display().to_string())?;
-    parse(&text).map_err(|mistakes| {
-        let more = match mistakes.len() - 1 {
-            0 => String::new(),
-            more => format!(" (and {more} more: `udm check-config {}`)", path.display()),
-        };
-        anyhow!("{}:{}{more}", path.display(), mistakes[0])
-    })
-}
-
-/// The name of the device that the file at `path` describes.
-pub fn name_of(path: &Path) -> Result<DeviceName> {
-    let place = || format!("{}: a configuration file is named NAME.{EXTENSION}", path.display());
-    let is_named = path.extension().is_some_and(|extension| extension == EXTENSION);
-    let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| is_named);
-    let stem = stem.with_context(place)?;
-    stem.parse().map_err(|why: String| anyhow!("{}: {why}", place()))
-}
-
-/// The configuration files in `folder`, in the order of their names. A missing folder is empty.
-pub fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| folder.display().to_string())?,
-    };
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut paths = paths.collect::<std::io::Result<Vec<_>>>()?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == EXTENSION));
-    paths.sort();
-    Ok(paths)
-}
-
 /// Parses a file's text. An error: all mistakes, in the order of their places.
 pub fn parse(text: &str) -> Result<Config, Vec<Mistake>> {
     let (document, errors) = DeTable::parse_recoverable(text);
@@ -200,7 +129,7 @@ impl Check<'_> {
         self.mistakes.push(Mistake {
             line: 1 + before.matches('\n').count(),
             column: 1 + before[line_start..].chars().count(),
-            what: what.trim_end().replace('\n', " "),
+            what: escaped(&what.trim_end().replace('\n', " ")),
         });
     }
 
@@ -218,11 +147,7 @@ impl Check<'_> {
                 "exports" => config.exports = self.texts(value, export_of),
                 "queues" => config.queues = self.number(value),
                 "metrics" => config.metrics = self.text(value, address_of),
-                other => {
-                    let known = KEYS.map(|(name, ..)| name).join(", ");
-                    let what = format!("unknown key {other:?}; the keys are {known}");
-                    self.wrong(key.span().start, what);
-                }
+                other => self.wrong(key.span().start, unknown(other)),
             }
         }
         self.check_together(table);
@@ -289,6 +214,23 @@ impl Check<'_> {
     }
 }
 
+fn unknown(key: &str) -> String {
+    let name = key.replace('-', "_");
+    if let Some((_, option)) = CONSENTS.iter().find(|(consent, _)| *consent == name) {
+        return for_one_attach(key, option);
+    }
+    let known = KEYS.map(|(name, ..)| name).join(", ");
+    format!("unknown key {key:?}; the keys are {known}")
+}
+
+/// The refusal of words that allow something once.
+fn for_one_attach(words: &str, option: &str) -> String {
+    format!(
+        "`{words}` must not be in a file, which would allow it each time: give {option} once, to \
+         `udm create NAME --config FILE`"
+    )
+}
+
 fn kind_of(value: &Given<'_>) -> &'static str {
     match value.get_ref() {
         DeValue::String(_) => "a string",
@@ -304,6 +246,13 @@ fn kind_of(value: &Given<'_>) -> &'static str {
 fn table_of(text: &str) -> Result<String, String> {
     let table = Table::parse(text).map_err(|error| error.to_string())?;
     udm::build::check(&table).map_err(|error| error.to_string())?;
+    if let Some((consent, name, value)) = find_consent(&table) {
+        let option = match consent {
+            Consent::Rebind => "--rebind",
+            Consent::Loss => "--accept-loss",
+        };
+        return Err(for_one_attach(&format!("{} {}", name.text, value.text), option));
+    }
     let mut absolute = table.clone();
     make_absolute(&mut absolute, Path::new("/")).map_err(|error| error.to_string())?;
     for (given, absolute) in table.lines.iter().zip(&absolute.lines) {
@@ -349,7 +298,7 @@ fn export_of(text: String) -> Result<String, String> {
 }
 
 fn address_of(text: String) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("{text}: expected ADDRESS:PORT, such as 127.0.0.1:9000"))
+    text.parse().map_err(|_| format!("{text:?}: expected ADDRESS:PORT, such as 127.0.0.1:9000"))
 }
 
 impl Config {
@@ -376,6 +325,22 @@ impl Config {
     }
 }
 
+impl Config {
+    /// The options of `create` that put the table together, if the file names devices.
+    pub fn setup(&self) -> Option<SetupArgs> {
+        let origin = Some(self.origin.clone()?);
+        Some(SetupArgs {
+            origin,
+            fast: self.fast.clone(),
+            target: self.target.clone(),
+            mode: self.mode,
+            policy: self.policy.clone(),
+            block_size: self.block_size,
+            ..SetupArgs::default()
+        })
+    }
+}
+
 /// The addresses in a file that no other export can have too: of exports, and of metrics.
 pub fn addresses(config: &Config) -> impl Iterator<Item = String> {
     let uris = config.exports.iter().filter_map(|uri| uri.parse::<Uri>().ok());
@@ -383,17 +348,22 @@ pub fn addresses(config: &Config) -> impl Iterator<Item = String> {
     uris.filter_map(|uri| uri.place()).chain(metrics.map(|address| address.to_string()))
 }
 
+/// The table of a device as a file may have it: without any option that allows something.
+pub fn table_for_file(table: &str) -> String {
+    let parsed = Table::parse(table).map(|table| without_all_consents(&table).to_string());
+    parsed.map_or_else(|_| table.to_owned(), |table| table.trim_end().to_owned())
+}
+
 /// The text of the configuration of a device, from what its server answers.
 pub fn text_from(answer: &Value) -> String {
     let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
-    let table = answer["table"].as_str().unwrap_or_default();
-    let table = table.strip_suffix('\n').unwrap_or(table);
+    let table = table_for_file(answer["table"].as_str().unwrap_or_default());
     // Between ''', all characters stand for themselves; most control characters are not allowed.
     let is_plain = !table.contains("'''")
         && !table.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'));
     let mut text = match table.contains(['\n', '"', '\\']) && is_plain {
         true => format!("table = '''\n{table}\n'''\n"),
-        false => format!("table = {}\n", quoted(table)),
+        false => format!("table = {}\n", quoted(&table)),
     };
     let exports: Vec<_> = answer["exports"].as_array().into_iter().flatten().collect();
     if !exports.is_empty() {
@@ -486,6 +456,50 @@ mod tests {
     }
 
     #[test]
+    fn a_file_allows_nothing() {
+        let named = |text: &str, words: &str, option: &str| {
+            let found = mistakes(text);
+            let all = format!("`{words}` must not be in a file");
+            assert!(found.len() == 1 && found[0].contains(&all), "{found:?}");
+            assert!(found[0].contains(&format!("give {option} once, to `udm create")), "{found:?}");
+        };
+        for (line, words, option) in [
+            ("pcache /f /o 0 rebind true", "rebind true", "--rebind"),
+            ("pcache /f /o 2 lost_memory accept", "lost_memory accept", "--accept-loss"),
+            ("pcache /f /o 0 log_damage truncate", "log_damage truncate", "--accept-loss"),
+            (
+                "writecache s /o /f 4096 0 lost_entries accept",
+                "lost_entries accept",
+                "--accept-loss",
+            ),
+            ("cache /m /f /o 64 0 smq 0 rebind true", "rebind true", "--rebind"),
+        ] {
+            named(&format!("table = '0 64 {line}'\n"), words, option);
+        }
+        for (key, option) in [
+            ("rebind", "--rebind"),
+            ("accept-loss", "--accept-loss"),
+            ("accept_loss", "--accept-loss"),
+            ("force_format", "--force-format"),
+        ] {
+            named(&format!("table = '0 8 zero'\n{key} = true\n"), key, option);
+        }
+        parse("table = '0 64 pcache /f /o 0 rebind false log_damage refuse'").unwrap();
+        let answer = json!({ "table": "0 64 pcache /f /o 0 log_damage truncate", "exports": [] });
+        assert_eq!(text_from(&answer), "table = \"0 64 pcache /f /o 0\"\n");
+    }
+
+    #[test]
+    fn mistakes_are_one_line() {
+        let text = "table = '0 8 zero'\nexports = [\"nbd+unix:///a\\u001b[2J\\n:1:1: x\"]\n\
+                    metrics = \"a\\nb\"\n\"k\\u0007\" = 1\n";
+        let found = mistakes(text);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found.iter().all(|line| !line.contains(char::is_control)), "{found:?}");
+        assert!(found[0].contains("a control character"), "{found:?}");
+    }
+
+    #[test]
     fn files_that_make_no_sense_are_refused() {
         for (text, place, what) in [
             ("", "1:1", "no device"),
@@ -520,14 +534,6 @@ mod tests {
             assert_eq!(config.table.unwrap().trim_end(), table);
             assert_eq!(config.exports, exports);
             assert_eq!((config.queues, config.metrics), (Some(3), "[::1]:9000".parse().ok()));
-        }
-    }
-
-    #[test]
-    fn the_name_is_the_files() {
-        assert_eq!(name_of(Path::new("/etc/udm/vol-1.conf")).unwrap().as_str(), "vol-1");
-        for wrong in ["/etc/udm/vol", "/etc/udm/.conf", "/etc/udm/a b.conf", "/etc/udm/vol.toml"] {
-            assert!(name_of(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 }

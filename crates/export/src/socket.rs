@@ -54,13 +54,13 @@ impl Access {
         let parse_mode = |text: &str| {
             let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
             mode.ok_or_else(|| {
-                format!("has mode={text}, which is not an octal number from 0 to 0777")
+                format!("has mode={text:?}, which is not an octal number from 0 to 0777")
             })
         };
         if let Some(owner) = owner
             && (owner.is_empty() || owner == ":" || owner.matches(':').count() > 1)
         {
-            return Err(format!("has owner={owner}, which is not USER, USER:GROUP or :GROUP"));
+            return Err(format!("has owner={owner:?}, which is not USER, USER:GROUP or :GROUP"));
         }
         Ok(Access { mode: mode.map(parse_mode).transpose()?, owner: owner.map(str::to_owned) })
     }

@@ -63,6 +63,41 @@ impl Uri {
         }
     }
 
+    /// Whether an export that was opened at this address may have the address `open`: the kernel
+    /// replaces port 0, and chooses the number of `ublk:`.
+    pub fn may_become(&self, open: &Uri) -> bool {
+        let mut chosen = self.clone();
+        match (&mut chosen, open) {
+            (Uri::Nbd(uri), Uri::Nbd(open)) => {
+                if let (nbd::Place::Tcp { address, .. }, nbd::Place::Tcp { address: actual, .. }) =
+                    (&mut uri.place, &open.place)
+                    && address.port() == 0
+                {
+                    address.set_port(actual.port());
+                }
+            }
+            (Uri::Ublk(uri), Uri::Ublk(open)) => uri.number = uri.number.or(open.number),
+            _ => {}
+        }
+        chosen == *open
+    }
+
+    /// Whether exports at the two addresses cannot be open at the same time.
+    pub fn excludes(&self, other: &Uri) -> bool {
+        let name = |uri: &Uri| match uri {
+            Uri::Nbd(uri) => uri.name.clone(),
+            _ => None,
+        };
+        if self.place().is_none() || other.place().is_none() {
+            return false;
+        }
+        let (one, two) = (self.socket(), other.socket());
+        match (one.is_some() && one == two, name(self), name(other)) {
+            (true, Some(one), Some(two)) => one == two,
+            (is_same, ..) => is_same || self.place() == other.place(),
+        }
+    }
+
     /// Returns the form of the address that clients accept.
     pub fn for_clients(&self) -> String {
         match self {
@@ -77,6 +112,10 @@ impl FromStr for Uri {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Uri> {
+        if text.contains(char::is_control) {
+            let message = format!("export {text:?} has a control character");
+            return Err(Error::new(Kind::Invalid, message));
+        }
         if text.starts_with(vhost::SCHEME) {
             return text.parse().and_then(vhost::Uri::for_server).map(Uri::Vhost);
         }
@@ -117,6 +156,60 @@ mod tests {
         assert_ne!(place("nbd://127.0.0.1:10809/a"), place("nbd://127.0.0.1:10809/b"));
         for free in ["ublk:", "ublk:?queues=2", "nbd://127.0.0.1:0"] {
             assert_eq!(place(free), None, "{free}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_chooses_free_places_only() {
+        let uri = |text: &str| text.parse::<Uri>().unwrap();
+        for (given, open, is_it) in [
+            ("ublk:", "ublk:3", true),
+            ("ublk:4", "ublk:3", false),
+            ("ublk:?queues=2", "ublk:3", false),
+            ("nbd://127.0.0.1:0", "nbd://127.0.0.1:4711", true),
+            ("nbd://127.0.0.1:0", "nbd://[::1]:4711", false),
+            ("nbd://127.0.0.1:0/a", "nbd://127.0.0.1:4711/b", false),
+            ("nbd+unix:///a", "nbd+unix:///?socket=/a", true),
+            ("nbd+unix:///a", "nbd+unix:///a?readonly", false),
+            ("nbd+unix:///a", "vhost-user:///a", false),
+        ] {
+            assert_eq!(uri(given).may_become(&uri(open)), is_it, "{given} {open}");
+        }
+    }
+
+    #[test]
+    fn exports_at_one_place_exclude_each_other() {
+        let uri = |text: &str| text.parse::<Uri>().unwrap();
+        for (one, other, exclude) in [
+            ("nbd+unix:///a", "nbd+unix:///a?readonly", true),
+            ("nbd+unix:///a", "vhost-user:///a", true),
+            ("nbd+unix:///a", "nbd+unix:///b", false),
+            ("nbd+unix:///a", "nbd+unix:///x?socket=/a", true),
+            ("nbd+unix:///x?socket=/a", "nbd+unix:///x?socket=/a&readonly", true),
+            ("nbd+unix:///x?socket=/a", "nbd+unix:///y?socket=/a", false),
+            ("nbd://127.0.0.1:0", "nbd://127.0.0.1:0", false),
+            ("ublk:3", "ublk:3?queues=2", true),
+            ("ublk:", "ublk:3", false),
+        ] {
+            assert_eq!(uri(one).excludes(&uri(other)), exclude, "{one} {other}");
+            assert_eq!(uri(other).excludes(&uri(one)), exclude, "{other} {one}");
+        }
+    }
+
+    /// Errors are one line, and do not control a terminal.
+    #[test]
+    fn control_characters_are_refused_and_escaped() {
+        for text in [
+            "nbd+unix:///a\nb",
+            "nbd+unix:///a?mode=\u{1b}[2J",
+            "nbd://127.0.0.1:1/\u{9b}m",
+            "ublk:\u{7}",
+            "vhost-user:///a?poll=\r",
+            "vhost-user:///a\0",
+            "\u{1b}",
+        ] {
+            let said = text.parse::<Uri>().unwrap_err().to_string();
+            assert!(!said.contains(char::is_control) && said.contains("a control character"));
         }
     }
 

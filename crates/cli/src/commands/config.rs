@@ -9,16 +9,17 @@ use serde_json::{Value, json};
 
 use super::print_result;
 use crate::args::config::{CheckConfigArgs, SaveArgs};
-use crate::config::{self, EXTENSION, FOLDER};
+use crate::config::{self, EXTENSION, shown};
 use crate::control::Client;
 use crate::output::{print_json, print_line};
 use crate::runtime::RuntimeDir;
 
 /// The state of one file.
-struct Checked {
-    path: PathBuf,
+pub struct Checked {
+    /// The file.
+    pub path: PathBuf,
     /// In words, with their places.
-    mistakes: Vec<String>,
+    pub mistakes: Vec<String>,
 }
 
 /// `udm check-config`.
@@ -28,9 +29,10 @@ pub fn check(args: &CheckConfigArgs) -> Result<()> {
     }
     let mut files = args.files.clone();
     if files.is_empty() {
-        files = config::files_in(Path::new(FOLDER))?;
+        let folder = config::folder();
+        files = config::files_in(&folder)?;
         if files.is_empty() {
-            bail!("no configuration file in {FOLDER}");
+            bail!("no configuration file in {}", shown(&folder));
         }
     }
     // A file that is named twice is one file.
@@ -51,7 +53,7 @@ pub fn check(args: &CheckConfigArgs) -> Result<()> {
         print_json(&Value::Array(checked.iter().map(value).collect()))?;
     } else {
         for Checked { path, mistakes } in &checked {
-            let path = path.display();
+            let path = shown(path);
             match mistakes.is_empty() {
                 true => print_line(&format!("{path}: correct"))?,
                 false => mistakes.iter().try_for_each(|it| print_line(&format!("{path}:{it}")))?,
@@ -65,7 +67,8 @@ pub fn check(args: &CheckConfigArgs) -> Result<()> {
     Ok(())
 }
 
-fn check_all(files: &[PathBuf]) -> Vec<Checked> {
+/// Checks files that are used together.
+pub fn check_all(files: &[PathBuf]) -> Vec<Checked> {
     // Where an address or a name was seen first.
     let mut seen: BTreeMap<String, PathBuf> = BTreeMap::new();
     let mut check = |path: &PathBuf| {
@@ -95,7 +98,7 @@ fn check_all(files: &[PathBuf]) -> Vec<Checked> {
 fn taken(seen: &BTreeMap<String, PathBuf>, what: &str, path: &Path) -> Option<String> {
     let mistake = match seen.get(what)? {
         other if other == path => format!(" {what} is there twice"),
-        other => format!(" {} uses {what} too", other.display()),
+        other => format!(" {} uses {what} too", shown(other)),
     };
     Some(mistake)
 }
@@ -103,13 +106,15 @@ fn taken(seen: &BTreeMap<String, PathBuf>, what: &str, path: &Path) -> Option<St
 /// `udm save`.
 pub fn save(args: &SaveArgs) -> Result<()> {
     let mut client = Client::connect(&RuntimeDir::open()?, &args.name)?;
-    let answer = client.order("Configuration", json!({}))?;
+    let mut answer = client.order("Configuration", json!({}))?;
+    let table = answer["table"].as_str().unwrap_or_default();
+    answer["table"] = json!(config::table_for_file(table));
     let text = config::text_from(&answer);
     match &args.output {
         None => print_result(args.json, text.strip_suffix('\n').unwrap_or(&text), &answer),
         Some(path) => {
-            replace(path, &text).with_context(|| path.display().to_string())?;
-            let done = format!("{}: saved in {}", args.name, path.display());
+            replace(path, &text).with_context(|| shown(path))?;
+            let done = format!("{}: saved in {}", args.name, shown(path));
             print_result(args.json, &done, &answer)
         }
     }

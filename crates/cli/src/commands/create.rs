@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use udm::sync::Arc;
+use udm::table::Table;
 use udm::units::human_bytes;
 use udm_export::{Uri, activation};
 
 use super::setup::Composed;
 use super::{exports, print_result, recover, setup};
-use crate::args::{CreateArgs, JsonArgs, TableSource};
+use crate::args::{CreateArgs, JsonArgs, SetupArgs, TableSource};
 use crate::attach_progress::{Shown, Step};
 use crate::config;
 use crate::control::{Answer, Client};
@@ -45,7 +46,8 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         (None, None) => return Err(Usage("no name".into()).into()),
     };
     let name = device.as_str();
-    let of = if args.config.is_some() { "the file" } else { "--origin and --fast" };
+    let is_from_file = args.config.is_some();
+    let of = if is_from_file { "the file" } else { "--origin and --fast" };
     if let Some(path) = args.config.take() {
         config::read(&path)?.complete(&mut args)?;
     }
@@ -60,6 +62,9 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         Some(_) => Some(setup::compose(name, &args.setup, args.force_format)?),
         None => None,
     };
+    if let Some(note) = composed.as_ref().and_then(|composed| composed.note.as_ref()) {
+        print_note(&format!("{name}: {note}"));
+    }
     if args.setup.dry_run
         && let Some(composed) = &composed
     {
@@ -71,7 +76,7 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         name: name.to_owned(),
         table: match &composed {
             Some(composed) => composed.table.clone(),
-            None => read_table(&args.source)?,
+            None => consented(read_table(&args.source)?, &args.setup)?,
         },
         exports: args.export,
         queues: args.queues,
@@ -79,17 +84,19 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         metrics: args.metrics,
         progress: Arc::default(),
     };
+    // A user who did not write the table gets advice about options.
+    let has_table = composed.is_none() && !is_from_file;
+    let advise = |error: anyhow::Error| match has_table {
+        true => with_whole_line(error, &spec.table),
+        false => recover::in_words_of_options(&error, "--accept-loss"),
+    };
     if args.foreground {
         let exports = spec.exports.iter().map(|uri| uri.parse());
         let exports = exports.collect::<udm::error::Result<Vec<Uri>>>()?;
         let addresses: Vec<_> = exports.iter().filter_map(Uri::socket).collect();
         activation::take(&addresses)?;
-        let is_composed = composed.is_some();
         let ready = |ready: &Value| announce(args.json, ready, composed, args.force_format);
-        return serve_here(&spec, ready).map_err(|error| match is_composed {
-            true => in_words_of_create(&error),
-            false => with_whole_line(error, &spec.table),
-        });
+        return serve_here(&spec, ready).map_err(advise);
     }
     if activation::is_asked() {
         let advice = "sockets were passed to this process (LISTEN_FDS), and only a server in the \
@@ -97,17 +104,20 @@ pub fn create(mut args: CreateArgs) -> Result<()> {
         return Err(Usage(advice.into()).into());
     }
     let runtime = RuntimeDir::open()?;
-    let ready = start_server(&runtime, &device, &spec).map_err(|error| match &composed {
-        Some(_) => in_words_of_create(&error),
-        None => with_whole_line(error, &spec.table),
-    })?;
+    let ready = start_server(&runtime, &device, &spec).map_err(advise)?;
     announce(args.json, &ready, composed, args.force_format)
 }
 
-/// An error about a table that the user did not write.
-fn in_words_of_create(error: &anyhow::Error) -> anyhow::Error {
-    let text = format!("{:#}", recover::without_place(error));
-    anyhow!(text.replace("add `rebind true` to the table", "give --rebind"))
+/// The table with the options by which the user allows something for this attach. The server
+/// reports the mistakes of a table.
+fn consented(text: String, args: &SetupArgs) -> Result<String> {
+    match Table::parse(&text) {
+        Ok(mut table) if args.rebind || args.accept_loss => {
+            setup::consent(&mut table, args)?;
+            Ok(table.to_string())
+        }
+        _ => Ok(text),
+    }
 }
 
 /// An error if a device of this name is served: before its devices are examined, which takes time.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::print_result;
-use crate::args::{ExportArgs, UnexportArgs};
+use crate::args::exports::{ExportArgs, UnexportArgs};
 use crate::control::Client;
 use crate::output::print_note;
 use crate::runtime::RuntimeDir;

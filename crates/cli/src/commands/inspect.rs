@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
+use udm::build::{Opener, SystemOpener};
 use udm::common::contents::{Contents, Value as Held};
 use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
@@ -30,6 +30,9 @@ const TRIES_IN_USE: usize = 5;
 
 /// Time between two such reads.
 const TRY_EVERY: Duration = Duration::from_millis(50);
+
+/// Why a device in use cannot be read.
+pub const IN_USE: &str = "the device is in use, and changed while it was read: try again";
 
 /// `udm inspect`.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
@@ -62,7 +65,7 @@ pub struct Found {
 /// Reads `word`, which names a cache device as tables do. The cache begins at `start_sector`, if
 /// its type allows that.
 pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
-    let device = Word::new(word).device()?;
+    let device = SystemOpener::without_memory().resolve(&Word::new(word).device()?)?;
     let (path, area) = (device.path, device.options.area);
     let is_in_use = is_in_use(Path::new(&path))?;
     let tries = if is_in_use { TRIES_IN_USE } else { 1 };
@@ -84,16 +87,16 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         }
     }
     if is_in_use {
-        failed = failed.context("the device is in use, and changed while it was read: try again");
+        failed = failed.context(IN_USE);
     }
     Err(failed)
 }
 
-/// Whether a server holds the device. Checked by a shared lock that is released immediately.
+/// Whether a server, or another program, has the device.
 fn is_in_use(path: &Path) -> Result<bool> {
     let place = || format!("open cache device {}", path.display());
     let file = std::fs::File::open(path).with_context(place)?;
-    Ok(flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK))
+    udm::disk::is_in_use(&file).with_context(place)
 }
 
 /// For people.

@@ -2,6 +2,7 @@
 //! an error whose text names where and why; `main.rs` puts the command's name in front.
 
 mod about;
+mod apply;
 mod cache;
 mod change;
 mod config;
@@ -16,6 +17,7 @@ mod remove;
 mod report;
 mod rpc;
 mod setup;
+mod stopped;
 mod wait;
 
 use anyhow::Result;
@@ -55,6 +57,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Bench(args) => about::bench(&args),
         Command::CheckConfig(args) => config::check(&args),
         Command::Save(args) => config::save(&args),
+        Command::Diff(args) => apply::diff(&args),
+        Command::Apply(args) => apply::apply(&args),
         Command::Completions(args) => about::completions(&args),
         Command::Man(args) => about::man(&args),
         Command::Serve(args) => crate::daemon::serve(&args.name),
@@ -90,6 +94,8 @@ pub fn name(command: &Command) -> &'static str {
         Command::Bench(_) => "bench",
         Command::CheckConfig(_) => "check-config",
         Command::Save(_) => "save",
+        Command::Diff(_) => "diff",
+        Command::Apply(_) => "apply",
         Command::Completions(_) => "completions",
         Command::Man(_) => "man",
         Command::Serve(_) => "serve",

@@ -119,7 +119,7 @@ fn subject(args: &RecoverArgs) -> Result<Subject> {
 fn dry_run(args: &RecoverArgs, table: &Table, runtime: &RuntimeDir) -> Result<()> {
     let opened = build::recover(table, &SystemOpener::with_memory_in(runtime.path()));
     let (recovery, _origin) =
-        opened.map_err(|error| in_words_of_recover(&without_place(&anyhow::Error::from(error))))?;
+        opened.map_err(|error| in_words_of_recover(&anyhow::Error::from(error)))?;
     recovery.notes.iter().for_each(|note| print_note(note));
     let (dirty, lost) = (recovery.dirty_bytes(), recovery.lost_bytes());
     let mut text = format!("{}: {} would be written", args.origin, human_bytes(dirty));
@@ -192,14 +192,14 @@ fn open(table: &str) -> Result<Arc<Device>> {
     let mut shown = Shown::new("recover");
     let loaded = watched(&how.progress, |step| shown.show(step), load);
     drop(shown);
-    loaded.map_err(|error| in_words_of_recover(&without_place(&error)))?;
+    loaded.map_err(|error| in_words_of_recover(&error))?;
     device.resume()?;
     attach_notes(&device).iter().for_each(|note| print_note(note));
     Ok(device)
 }
 
 /// An error about the table, without the place in it: the user wrote no table.
-pub fn without_place(error: &anyhow::Error) -> anyhow::Error {
+fn without_place(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let rest = text.strip_prefix("table line ").and_then(|rest| rest.split_once(": "));
     anyhow!(rest.map_or(text.clone(), |(_, rest)| rest.to_owned()))
@@ -207,13 +207,18 @@ pub fn without_place(error: &anyhow::Error) -> anyhow::Error {
 
 /// Replaces advice about table words by the options of this command.
 fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
-    let text = format!("{error:#}");
+    in_words_of_options(error, "--truncate")
+}
+
+/// Replaces advice about table words by options of a command, of which `damage` accepts damage.
+pub fn in_words_of_options(error: &anyhow::Error, damage: &str) -> anyhow::Error {
+    let text = format!("{:#}", without_place(error));
     let text = text
         .replace("add `lost_memory accept` to the table", "give --accept-loss")
         .replace("add `rebind true` to the table", "give --rebind");
     anyhow!(caches().fold(text, |text, (_, cache)| {
         let table = format!("add `{}` to the table", cache.words_to_accept_damage);
-        text.replace(&table, "give --truncate")
+        text.replace(&table, &format!("give {damage}"))
     }))
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
 use super::rpc::{Heard, ask_all, ask_each};
-use super::{explain, exports, print_answers};
+use super::{explain, exports, print_answers, stopped};
 use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
 use crate::output::{print, print_json, print_line, print_note};
@@ -326,23 +326,11 @@ pub fn ls(args: &LsArgs) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let mut rows = Vec::new();
     let mut answers = Vec::new();
-    let names = runtime.names()?;
-    for (name, heard) in names.iter().zip(ask_all(&runtime, &names, "Info", &json!({}))) {
-        let summary = match heard {
-            Heard::NoDevice(_) => continue,
-            Heard::Lost(state, why) => {
-                print_note(&format!("{why:#}"));
-                lost(name, state)
-            }
-            Heard::Answer(info) => {
-                print_notes(name.as_str(), &info);
-                summary(&info)
-            }
-        };
+    for summary in summaries(&runtime, args.all)? {
         let targets: Vec<&str> = texts(&summary["targets"]);
         let is_known = args.target.as_ref().is_none_or(|wanted| targets.contains(&wanted.as_str()));
         // The targets of a device that does not answer are unknown.
-        if is_known || summary["size_bytes"].is_null() {
+        if is_known || targets.is_empty() {
             rows.push(cells(&summary, &targets));
             answers.push(summary);
         }
@@ -358,6 +346,36 @@ pub fn ls(args: &LsArgs) -> Result<()> {
         (false, true) => print_line("No devices found"),
         (false, false) => print(&list.text()),
     }
+}
+
+/// The summaries of all devices that have a server, and of the stopped devices if wanted. Prints
+/// their notes.
+fn summaries(runtime: &RuntimeDir, with_stopped: bool) -> Result<Vec<Value>> {
+    let mut all = Vec::new();
+    let mut listed = Vec::new();
+    let names = runtime.names()?;
+    for (name, heard) in names.iter().zip(ask_all(runtime, &names, "Info", &json!({}))) {
+        all.push(match heard {
+            Heard::NoDevice(_) => continue,
+            Heard::Lost(state, why) => {
+                print_note(&format!("{why:#}"));
+                lost(name, state)
+            }
+            Heard::Answer(info) => {
+                print_notes(name.as_str(), &info);
+                summary(&info)
+            }
+        });
+        listed.push(name.clone());
+    }
+    if with_stopped {
+        for summary in stopped::summaries(&listed)? {
+            print_notes(summary["name"].as_str().unwrap_or("-"), &summary);
+            all.push(summary);
+        }
+        all.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
+    }
+    Ok(all)
 }
 
 /// The summary of a device whose server answers.

@@ -17,18 +17,20 @@ use udm::pmem::{Persistence, Pmem};
 use udm::probe;
 use udm::sync::Arc;
 use udm::table::{DeviceWord, Table, Word};
-use udm::targets::{self, Fast, TargetType, Wanted, WordRole};
+use udm::targets::{self, Consent, Fast, TargetType, Wanted, WordRole};
 use udm::units::{SECTOR, human_bytes};
 
 use crate::args::SetupArgs;
 use crate::loading::current_directory;
-use crate::output::{Usage, print_note, shell};
+use crate::output::{Usage, shell};
 
 /// The device to be created.
 #[derive(Debug)]
 pub struct Composed {
     /// The table, with absolute paths.
     pub table: String,
+    /// A note about the two devices.
+    pub note: Option<String>,
     /// The reason for this target.
     pub why: String,
     /// What will become of the fast device.
@@ -115,24 +117,35 @@ pub fn compose(name: &str, args: &SetupArgs, is_forced: bool) -> Result<Composed
         block_bytes: args.block_size.and_then(|size| size.0),
         found,
     };
-    let mut line = kind.line(&wanted)?;
-    if args.rebind {
-        line += " rebind true";
-    }
-    let mut table = Table::parse(&line)?;
+    let mut table = Table::parse(&kind.line(&wanted)?)?;
+    consent(&mut table, args)?;
     make_absolute(&mut table, &current_directory())?;
     udm::build::check(&table)?;
-    if fast.bytes > origin.bytes {
-        print_note(&format!(
-            "{name}: the fast device ({}) is larger than the origin ({}): they may be swapped",
+    let note = (fast.bytes > origin.bytes).then(|| {
+        format!(
+            "the fast device ({}) is larger than the origin ({}): they may be swapped",
             human_bytes(fast.bytes),
             human_bytes(origin.bytes)
-        ));
-    }
+        )
+    });
     let kernel = kernel_lines(name, &table, kind, nature);
     let fate = fate(&fast.word, (held, is_forced), &*pmem);
     let done = outcomes(&fast.word, held, kind);
-    Ok(Composed { table: table.to_string(), why, fate, done, kernel })
+    Ok(Composed { table: table.to_string(), note, why, fate, done, kernel })
+}
+
+/// Adds the options by which the user allows something for this attach.
+pub fn consent(table: &mut Table, args: &SetupArgs) -> Result<()> {
+    let asked = [
+        (args.rebind, Consent::Rebind, "--rebind"),
+        (args.accept_loss, Consent::Loss, "--accept-loss"),
+    ];
+    for (_, consent, option) in asked.into_iter().filter(|(is_asked, ..)| *is_asked) {
+        if !targets::add_consent(table, consent) {
+            return Err(Usage(format!("{option} does not apply to this table")).into());
+        }
+    }
+    Ok(())
 }
 
 /// The word of a device, with its path if it is a number.

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::common::{Udm, pattern, read_export, text, write_export};
+use crate::common::{Udm, client, for_clients, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 
-fn write(udm: &Udm, name: &str, content: &str) -> PathBuf {
+pub fn write(udm: &Udm, name: &str, content: &str) -> PathBuf {
     let path = udm.path(name);
     std::fs::write(&path, content).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
@@ -109,6 +109,127 @@ fn consents_are_not_saved() {
     let saved = udm.ok(&["save", "v"]);
     assert!(saved.contains("pcache") && !saved.contains("rebind"), "{saved}");
     udm.ok(&["remove", "v"]);
+}
+
+/// A file must not contain a consent. Options of the command line give it, for one attach.
+#[test]
+fn consents_are_given_on_the_command_line() {
+    for target in ["cache", "pcache", "writecache"] {
+        let udm = Udm::new();
+        let (origin, other) = (udm.file("o", 16 * MIB), udm.file("p", 16 * MIB));
+        let (fast, meta) = (udm.file("f", 512 * MIB), udm.file("m", MIB));
+        let (uri, fast, meta) = (udm.uri("v.sock"), text(&fast), text(&meta));
+        let line = |origin: &str| match target {
+            "cache" => format!("cache {meta} {fast} {origin} 64 1 writeback smq 0"),
+            "pcache" => format!("pcache {fast} {origin} 0"),
+            _ => format!("writecache s {origin} {fast} 4096 0"),
+        };
+        let content = |origin: &str, more: &str| {
+            format!("table = '0 32768 {}{more}'\nexports = ['{uri}']\n", line(origin))
+        };
+        let file = write(&udm, "v.conf", &content(text(&origin), ""));
+        udm.ok(&["create", "--config", text(&file)]);
+        write_export(&udm, &uri, &pattern(1, 65536));
+        udm.ok(&["suspend", "v"]);
+        udm.ok(&["remove", "v"]);
+
+        write(&udm, "v.conf", &content(text(&other), " rebind true"));
+        let outcome = udm.run(&["check-config", text(&file)]);
+        let words = "`rebind true` must not be in a file";
+        assert!(outcome.code == 1 && outcome.out.contains(words), "{target}: {outcome:?}");
+        let refused = udm.refused(&["create", "--config", text(&file)]);
+        assert!(refused.contains(words) && refused.contains("give --rebind once"), "{refused}");
+        write(&udm, "v.conf", &content(text(&other), ""));
+        let refused = udm.refused(&["create", "--config", text(&file)]);
+        assert!(refused.contains("give --rebind"), "{target}: {refused}");
+        assert!(!refused.contains("to the table"), "{target}: {refused}");
+        udm.ok(&["create", "--config", text(&file), "--rebind"]);
+        assert!(!udm.ok(&["save", "v"]).contains("rebind"));
+        udm.ok(&["remove", "v"]);
+        udm.ok(&["create", "--config", text(&file)]);
+        assert!(read_export(&udm, &uri)[..65536] == pattern(1, 65536)[..], "{target}");
+        udm.ok(&["remove", "v", "--drain"]);
+    }
+    let udm = Udm::new();
+    let file = write(&udm, "v.conf", "table = '0 8 zero'\n");
+    for option in ["--rebind", "--accept-loss"] {
+        let outcome = udm.run(&["create", "--config", text(&file), option]);
+        let why = format!("{option} does not apply to this table");
+        assert!(outcome.code == 2 && outcome.err.contains(&why), "{outcome:?}");
+    }
+}
+
+/// The memory of a dead server is lost: a user accepts that once.
+#[test]
+fn a_loss_is_accepted_on_the_command_line() {
+    for target in ["pcache", "writecache"] {
+        let udm = Udm::new();
+        let (origin, fast) = (udm.file("o", 16 * MIB), udm.file("f", 512 * MIB));
+        let (uri, origin, fast) = (udm.uri("v.sock"), text(&origin), text(&fast));
+        let line = match target {
+            "pcache" => format!("0 32768 pcache {fast} {origin}"),
+            _ => format!("0 32768 writecache s {origin} {fast} 4096 0"),
+        };
+        let content = format!("table = '{line}'\nexports = ['{uri}']\n");
+        let file = write(&udm, "v.conf", &content);
+        udm.ok(&["create", "--config", text(&file)]);
+        let data = udm.path("data");
+        std::fs::write(&data, pattern(1, 65536)).unwrap();
+        client("nbdcopy", &[text(&data), &for_clients(&uri)]);
+        udm.kill_server("v");
+        for entry in std::fs::read_dir(udm.runtime()).unwrap().flatten() {
+            if entry.file_name().to_string_lossy().contains(".shm") {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        let refused = udm.refused(&["create", "--config", text(&file)]);
+        assert!(refused.contains("give --accept-loss"), "{target}: {refused}");
+        udm.ok(&["create", "--config", text(&file), "--accept-loss"]);
+        let saved = udm.ok(&["save", "v"]);
+        for word in ["lost_memory", "lost_entries", "log_damage"] {
+            assert!(!saved.contains(word), "{saved}");
+        }
+        let again = write(&udm, "again.conf", &saved);
+        udm.ok(&["check-config", text(&again)]);
+        udm.ok(&["remove", "v", "--drain"]);
+        udm.ok(&["create", "v", "--table", &line]);
+    }
+}
+
+/// The open of a FIFO without a writer would wait for one.
+#[test]
+fn special_files_are_refused_at_once() {
+    let udm = Udm::new();
+    std::fs::create_dir(udm.path("etc")).unwrap();
+    let fifo = udm.path("etc/fifo.conf");
+    client("mkfifo", &["-m", "600", text(&fifo)]);
+    let _socket = std::os::unix::net::UnixListener::bind(udm.path("etc/socket.conf")).unwrap();
+    std::fs::create_dir(udm.path("etc/folder.conf")).unwrap();
+    std::os::unix::fs::symlink("/dev/null", udm.path("etc/null.conf")).unwrap();
+    let refused = udm.refused(&["create", "--config", text(&fifo)]);
+    assert!(refused.ends_with("fifo.conf: not a regular file"), "{refused}");
+    let outcome = udm.run(&["check-config"]);
+    assert!(outcome.err.contains("4 mistakes in 4 of 4 files"), "{outcome:?}");
+    assert_eq!(outcome.out.matches("not a regular file").count(), 3, "{outcome:?}");
+    for words in [&["diff", "fifo"][..], &["apply", "fifo"]] {
+        assert!(udm.refused(words).contains("not a regular file"), "{words:?}");
+    }
+}
+
+/// A name with a line break does not look like two files.
+#[test]
+fn names_of_files_are_escaped() {
+    let udm = Udm::new();
+    std::fs::create_dir(udm.path("etc")).unwrap();
+    write(&udm, "etc/a\nb: correct\u{1b}.conf", "table = '0 8 zero'\n");
+    let outcome = udm.run(&["check-config"]);
+    let all = format!("{}{}", outcome.out, outcome.err);
+    assert!(all.contains("a\\nb: correct\\u{1b}.conf: "), "{all:?}");
+    assert_eq!(outcome.out.lines().count(), 1, "{all:?}");
+    let outcome = udm.run(&["ls", "--all"]);
+    assert!(outcome.code == 0 && !outcome.err.contains("\nb: correct"), "{outcome:?}");
+    let outcome = udm.run(&["apply", "--all"]);
+    assert!(outcome.code == 1 && outcome.err.contains("no device was changed"), "{outcome:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 28] = [
+const COMMANDS: [(&str, &[&str]); 30] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
@@ -35,6 +35,8 @@ const COMMANDS: [(&str, &[&str]); 28] = [
     ("targets", &[]),
     ("check-config", &["/nonexistent/vol.conf"]),
     ("save", &["vol"]),
+    ("diff", &["absent", "--config", "/nonexistent/absent.conf"]),
+    ("apply", &["absent", "--config", "/nonexistent/absent.conf"]),
     ("completions", &["bash"]),
     ("man", &[]),
     ("bench", &["copy"]),

@@ -27,6 +27,8 @@ mod claims;
 mod cleaned;
 mod clients;
 mod config;
+mod config_apply;
+mod config_stopped;
 mod contract;
 mod dead_ssd;
 mod detach;

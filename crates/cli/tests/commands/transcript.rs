@@ -96,6 +96,7 @@ fn run(udm: &Udm, cache: &Path, command: &str) -> String {
         .env("PATH", path)
         .env("UDM_RUNTIME_DIR", udm.runtime())
         .env("UDM_STATE_DIR", udm.path("state"))
+        .env("UDM_CONFIG_DIR", udm.path("etc"))
         .env("COLUMNS", "100")
         .stdin(Stdio::null())
         .output()

@@ -76,6 +76,7 @@ impl Udm {
     pub fn at_home(&self, mut command: Command) -> Command {
         command.env("UDM_RUNTIME_DIR", self.runtime()).current_dir(self.folder.path());
         command.env("UDM_STATE_DIR", self.path("state"));
+        command.env("UDM_CONFIG_DIR", self.path("etc"));
         command.stdin(Stdio::null()).env_remove("RUST_BACKTRACE");
         command
     }

@@ -56,6 +56,26 @@ pub(crate) fn claim(file: impl AsFd, mode: OpenMode) -> Result<(), Unclaimed> {
     }
 }
 
+/// Whether a server, or another program that locks files or claims block devices, uses an open file
+/// or device. The locks of this probe are released immediately.
+pub fn is_in_use(file: impl AsFd) -> std::io::Result<bool> {
+    let file = file.as_fd();
+    let stat = rustix::fs::fstat(file)?;
+    let has_locked_bytes = || !byte_locks::may_use(file, OpenMode::Exclusive);
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return Ok(is_written(file, &stat) || has_locked_bytes());
+    }
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            flock(file, FlockOperation::Unlock)?;
+            Ok(has_locked_bytes())
+        }
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        // Where locks do not work, programs cannot have one.
+        Err(_) => Ok(false),
+    }
+}
+
 /// A user with locks like those of QEMU.
 const OF_QEMU: &str = "QEMU, another device of udm, or a program that locks as QEMU does";
 
@@ -164,5 +184,24 @@ mod tests {
         for mode in [OpenMode::Exclusive, OpenMode::Shared] {
             assert!(matches!(claim(&first, mode), Err(Unclaimed::InUse(_))), "{mode:?}");
         }
+    }
+
+    #[test]
+    fn a_claimed_file_is_in_use_and_the_probe_claims_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let again = || std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
+        for mode in [OpenMode::Exclusive, OpenMode::Shared] {
+            let (owner, probe) = (again(), again());
+            assert!(!is_in_use(&probe).unwrap());
+            assert_eq!(claim(&owner, mode), Ok(()));
+            // A reader's lock does not exclude the probe's, but its locked bytes show it.
+            assert!(is_in_use(&probe).unwrap(), "{mode:?}");
+            drop(owner);
+            assert!(!is_in_use(&probe).unwrap());
+        }
+        // QEMU locks bytes only.
+        let (qemu, probe) = (again(), again());
+        assert!(byte_locks::take(&qemu, OpenMode::Exclusive));
+        assert!(is_in_use(&probe).unwrap());
     }
 }

@@ -59,6 +59,7 @@ mod tests;
 mod way;
 pub(crate) mod whole;
 
+pub use claim::is_in_use;
 pub use claims::{Claims, TableClaims};
 pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};

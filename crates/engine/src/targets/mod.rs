@@ -7,7 +7,7 @@
 //! | `simple`, `pcache`, `writecache`, `cache` | the descriptions: how each type is opened |
 //! | `opening` | how the lines of one table share open devices |
 //! | `setup`, `carve` | from an origin and a fast device to the line of a table |
-//! | `consent` | options that hold for one attach |
+//! | `consent` | options by which a user allows something once |
 //! | `detect` | caches recognised by their medium: their contents and their recovery |
 //!
 //! To add a target, add a folder with its engine and a description here.
@@ -32,7 +32,7 @@ use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
 
-pub use consent::without_consents;
+pub use consent::{Consent, add_consent, find_consent, without_all_consents, without_consents};
 pub use detect::{CacheType, CutCache, Mark, RecoveryRequest, caches, cut_of, inspect, mark_of};
 pub use opening::{BuildOptions, Opener};
 pub(crate) use opening::{LinePlace, Opening, refuse_read_only};

@@ -81,7 +81,7 @@ impl FromStr for Poll {
     fn from_str(text: &str) -> Result<Poll> {
         let found = [Poll::Never, Poll::Auto, Poll::Always].into_iter().find(|p| p.name() == text);
         let wrong =
-            || Error::new(Kind::Invalid, format!("poll={text} is not auto, never or always"));
+            || Error::new(Kind::Invalid, format!("poll={text:?} is not auto, never or always"));
         found.ok_or_else(wrong)
     }
 }

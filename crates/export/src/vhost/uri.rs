@@ -59,8 +59,8 @@ impl Uri {
         match self.reconnect {
             None => Ok(self),
             Some(_) => {
-                let message =
-                    format!("export \"{self}\" has reconnect=, which is for clients only");
+                let text = self.to_string();
+                let message = format!("export {text:?} has reconnect=, which is for clients only");
                 Err(Error::new(Kind::Invalid, message))
             }
         }
@@ -84,7 +84,7 @@ impl FromStr for Uri {
         let access = Access::parse(options.take("mode"), options.take("owner")).map_err(wrong)?;
         let reconnect = match options.take("reconnect") {
             Some(word) => Some(seconds(word).ok_or_else(|| {
-                wrong(format!("has reconnect={word}, not 0 to {RECONNECT_SECONDS_MAX} seconds"))
+                wrong(format!("has reconnect={word:?}, not 0 to {RECONNECT_SECONDS_MAX} seconds"))
             })?),
             None => None,
         };
@@ -94,7 +94,7 @@ impl FromStr for Uri {
             withheld |= match options.take(name) {
                 Some("off") => bit,
                 Some("on") | None => 0,
-                Some(word) => return Err(wrong(format!("has {name}={word}, not on or off"))),
+                Some(word) => return Err(wrong(format!("has {name}={word:?}, not on or off"))),
             };
         }
         let known = "vhost-user takes poll=, mode=, owner=, shared, packed=, event_idx= and \
@@ -160,10 +160,10 @@ mod tests {
             ("vhost-user:///a?poll=auto?poll=auto", "auto, never or always"),
             ("vhost-user:///a?poll=auto&poll=auto", "twice"),
             ("vhost-user:///a?mode=rw", "mode="),
-            ("vhost-user:///a?reconnect=3601", "reconnect=3601, not 0 to 3600 seconds"),
+            ("vhost-user:///a?reconnect=3601", "reconnect=\"3601\", not 0 to 3600 seconds"),
             ("vhost-user:///a?reconnect=", "not 0 to 3600"),
             ("vhost-user:///a?shared=yes", "shared"),
-            ("vhost-user:///a?packed=no", "packed=no, not on or off"),
+            ("vhost-user:///a?packed=no", "packed=\"no\", not on or off"),
             ("vhost-user:///a?event_idx", "event_idx"),
             ("vhost:///a", "is not vhost-user"),
         ] {

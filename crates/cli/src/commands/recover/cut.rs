@@ -15,7 +15,7 @@ use udm::targets::{CutCache, TargetType, cut_of};
 use udm::units::human_bytes;
 
 use super::super::remove::Interrupts;
-use super::{in_words_of_recover, without_place};
+use super::in_words_of_recover;
 use crate::args::media::RecoverArgs;
 use crate::output::{print_json, print_line, print_note};
 use crate::progress::Progress;
@@ -37,7 +37,7 @@ pub fn recover(args: &RecoverArgs, table: &Table, found: &CutCache) -> Result<()
     let runtime = RuntimeDir::open()?;
     let opened = build::recover(table, &SystemOpener::with_memory_in(runtime.path()));
     let (mut recovery, origin) =
-        opened.map_err(|error| in_words_of_recover(&without_place(&anyhow::Error::from(error))))?;
+        opened.map_err(|error| in_words_of_recover(&anyhow::Error::from(error)))?;
     recovery.notes.iter().for_each(|note| print_note(note));
     let interrupts = Interrupts::take()?;
     let mut progress = Progress::new(format!("recover {}", args.cache_device));
