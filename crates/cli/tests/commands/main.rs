@@ -68,6 +68,7 @@ mod transcript;
 mod ublk;
 mod users;
 mod vhost;
+mod watch;
 mod wipe;
 mod writecache;
 mod zeroes;
