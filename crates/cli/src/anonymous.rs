@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// Components that tell nothing about their owner.
-const COMMON: [&str; 44] = [
+/// Components that do not identify their owner.
+const COMMON: [&str; 45] = [
     "block",
     "bus",
     "by-id",
@@ -27,32 +27,33 @@ const COMMON: [&str; 44] = [
     "etc",
     "fd",
     "home",
-    "http:",
-    "https:",
+    "http",
+    "https",
     "lib",
     "log",
     "mapper",
     "max",
     "metrics",
     "mnt",
-    "nbd+unix:",
-    "nbd:",
-    "nbds+unix:",
-    "nbds:",
+    "nbd",
+    "nbd+unix",
+    "nbds",
+    "nbds+unix",
     "opt",
     "proc",
     "root",
     "run",
     "self",
     "shm",
+    "socket",
     "srv",
     "sys",
     "tmp",
+    "ublk",
     "udm",
-    "ublk:",
     "usr",
     "var",
-    "vhost-user:",
+    "vhost-user",
     "wipe",
 ];
 /// Shorter components are not replaced.
@@ -64,10 +65,14 @@ pub fn anonymous(text: &str, own: &[&str]) -> String {
     for word in text.split(is_separator) {
         let word = word.trim_end_matches(['.', ':']);
         if word.contains('/') {
-            let parts = word.split(|c| matches!(c, '/' | '?' | '&' | '@' | '='));
-            names.extend(parts.filter(|part| is_name(part)).map(ToOwned::to_owned));
+            names.extend(word.split(is_inside).filter(|part| is_name(part)).map(str::to_owned));
         }
-        names.extend(addresses(word).map(ToOwned::to_owned));
+        names.extend(addresses(word).map(str::to_owned));
+    }
+    // Paths with spaces stand in quotes; in tables, their spaces are escaped.
+    for path in text.split('"').filter(|words| words.starts_with('/') && !words.contains('\n')) {
+        let parts = path.split(|c| is_inside(c) || is_separator(c));
+        names.extend(parts.filter(|part| is_name(part)).map(str::to_owned));
     }
     names.remove("");
     // A name may be a part of a longer one, which has to be replaced first.
@@ -84,6 +89,11 @@ fn is_separator(c: char) -> bool {
     c.is_whitespace() || "\"'`,;()<>|{}\\".contains(c)
 }
 
+/// Whether `c` separates the parts of a path or a URI.
+fn is_inside(c: char) -> bool {
+    matches!(c, '/' | '?' | '&' | '@' | '=' | ':')
+}
+
 fn is_name(part: &str) -> bool {
     let is_number = part.chars().all(|c| c.is_ascii_digit() || c == '.');
     part.len() >= NAME_CHARS_MIN && !is_number && !COMMON.contains(&part)
@@ -97,7 +107,7 @@ fn addresses(word: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Replaces `name` where it is no part of a longer word.
+/// Replaces `name`, except inside a longer word.
 fn replace_words(text: &str, name: &str, number: &str) -> String {
     let is_inner = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let (mut replaced, mut rest) = (String::with_capacity(text.len()), text);
@@ -118,12 +128,22 @@ mod tests {
 
     #[test]
     fn no_name_is_left_and_the_rest_can_be_read() {
-        let text = "vol: 0 8 pcache /dev/mapper/secret--vg-fast /data/big disk.img writeback\n\
+        let text = "vol: 0 8 pcache /dev/mapper/secret--vg-fast /data/big\\\\ disk.img writeback\n\
+                    \"/data/big disk.img\"\n\
                     export nbd://backup.example.org:10809/vol?socket=/run/udm/hidden.sock\n\
-                    metrics 192.0.2.7:9180, [2001:db8::1]:9180; 512/1024 blocks, a vol-2 and volume";
+                    metrics 192.0.2.7:9180, [2001:db8::1]:9180; 512/1024 blocks, vol-2, volume";
         let done = anonymous(text, &["vol", "myhost"]);
-        let names =
-            ["secret", "data", "big", "backup", "example", "hidden", "192.0.2.7", "2001:db8"];
+        let names = [
+            "secret",
+            "data",
+            "big",
+            "disk.img",
+            "backup",
+            "example",
+            "hidden",
+            "192.0.2.7",
+            "2001:db8",
+        ];
         for name in names {
             assert!(!done.contains(name), "{name}: {done}");
         }

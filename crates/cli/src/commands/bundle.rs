@@ -1,4 +1,4 @@
-//! `report`: what a bug report needs about a device, in one text, without the device's data.
+//! `report`: the state of a device in one text, for a bug report. No data is read.
 
 use std::fmt::Write;
 use std::fs::File;

@@ -52,7 +52,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     if exports.iter().any(|export| export.works) { Ok(()) } else { Err(Reported.into()) }
 }
 
-/// What the machine offers to all devices, for a report.
+/// The checks that do not concern a single device, for a report.
 pub fn machine_text() -> String {
     text("MACHINE", &machine::look(check::io_uring(), &RuntimeDir::open()))
 }
