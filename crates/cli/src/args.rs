@@ -9,6 +9,7 @@ pub mod config;
 pub mod doctor;
 pub mod exports;
 pub mod media;
+pub mod watch;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -90,7 +91,9 @@ pub enum Command {
     /// Close an export
     Unexport(exports::UnexportArgs),
     /// Print metrics in Prometheus' text format
-    Metrics(NamesArgs),
+    Metrics(watch::MetricsArgs),
+    /// Collect the state, counters and log of a device for a bug report
+    Report(watch::ReportArgs),
     /// Show the contents of a cache device: geometry, dirty data, damage
     Inspect(media::InspectArgs),
     /// Write the dirty data of a cache device back to its origin, without serving it
@@ -351,15 +354,6 @@ pub struct DrainArgs {
 pub struct NameArgs {
     /// The device's name
     pub name: DeviceName,
-    #[command(flatten)]
-    pub json: JsonArgs,
-}
-
-/// Arguments of commands on some devices or all.
-#[derive(Debug, Args)]
-pub struct NamesArgs {
-    /// The devices' names; all devices when none is given
-    pub names: Vec<DeviceName>,
     #[command(flatten)]
     pub json: JsonArgs,
 }

@@ -230,7 +230,7 @@ fn listen(
     let server = Arc::new(server);
     if let Some((listener, _)) = metrics {
         let shared = Arc::clone(&server);
-        let answer = move || methods::metrics_text(&shared);
+        let answer = move || Ok(methods::metrics_text(&shared));
         thread::Builder::new()
             .name("metrics".into())
             .spawn(move || http::answer_all(&listener, &answer))?;

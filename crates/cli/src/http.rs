@@ -22,8 +22,8 @@ pub fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// Answers every request with the text that `text` returns; never ends.
-pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> String) {
+/// Answers every request with the text that `text` returns, or with its error; never ends.
+pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> Result<String>) {
     for stream in listener.incoming() {
         match stream {
             // An error concerns that scraper only.
@@ -33,12 +33,15 @@ pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> String) {
     }
 }
 
-fn answer(mut stream: TcpStream, text: &dyn Fn() -> String) -> Result<()> {
+fn answer(mut stream: TcpStream, text: &dyn Fn() -> Result<String>) -> Result<()> {
     let deadline = Instant::now() + EXCHANGE_MAX;
     stream.set_write_timeout(Some(EXCHANGE_MAX))?;
     let head = read_head(&mut stream, deadline)?;
     let (status, body) = match route(&head) {
-        Route::Metrics => ("200 OK", text()),
+        Route::Metrics => match text() {
+            Ok(text) => ("200 OK", text),
+            Err(error) => ("500 Internal Server Error", format!("{error:#}\n")),
+        },
         Route::Elsewhere => ("404 Not Found", "metrics are at /metrics\n".into()),
         Route::NotGet => ("405 Method Not Allowed", "only GET is answered\n".into()),
         Route::NotHttp => ("400 Bad Request", "not an HTTP request\n".into()),
@@ -113,7 +116,7 @@ mod tests {
     #[test]
     fn an_exchange_over_a_socket() {
         let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        std::thread::spawn(move || answer_all(&listener, &|| "udm_up 1\n".into()));
+        std::thread::spawn(move || answer_all(&listener, &|| Ok("udm_up 1\n".into())));
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut reply = String::new();

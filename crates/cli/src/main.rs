@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod anonymous;
 mod args;
 mod attach_progress;
 mod changes;

@@ -381,7 +381,7 @@ fn stated_limits(server: &Server) -> Value {
 /// The answer to a scrape over HTTP.
 pub fn metrics_text(server: &Server) -> String {
     udm::queue::note_work();
-    metrics::text(&[info(server)])
+    metrics::text(&[info(server)], &[])
 }
 
 /// Varlink's calls about the service itself.

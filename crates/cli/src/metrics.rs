@@ -7,6 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::runtime::DeviceName;
+
+/// The metric that every device has, and its meaning.
+const UP: (&str, &str) = ("device_up", "1 if the server of the device answers.");
+
 /// One metric: its meaning and its samples, `{labels} value`.
 #[derive(Debug, Default)]
 struct Metric {
@@ -14,9 +19,14 @@ struct Metric {
     samples: Vec<String>,
 }
 
-/// The metrics of these devices, each as its server's `Info` answered.
-pub fn text(devices: &[Value]) -> String {
+/// The metrics of these devices, each as its server's `Info` answered; `lost`: devices whose server
+/// did not answer.
+pub fn text(devices: &[Value], lost: &[DeviceName]) -> String {
     let mut metrics = BTreeMap::new();
+    for name in lost {
+        let labels = format!("{{device=\"{}\"}}", escape(name.as_str()));
+        add(&mut metrics, UP.0, UP.1, format!("{labels} 0"));
+    }
     for device in devices {
         let name = device["name"].as_str().unwrap_or_default();
         let labels = format!("{{device=\"{}\"}}", escape(name));
@@ -47,6 +57,7 @@ fn device_metrics(metrics: &mut BTreeMap<String, Metric>, device: &Value, labels
     let failing = device["is_writeback_failing"] == true;
     let slow = device["slow_requests"].as_array().map(|slow| slow.len() as u64);
     let all = [
+        (UP.0, UP.1, Some(1)),
         ("device_bytes", "Size of the device.", device["size_bytes"].as_u64()),
         ("device_dirty_bytes", "Bytes that only the cache has.", device["dirty_bytes"].as_u64()),
         ("device_clients", "Connected clients.", device["clients"].as_u64()),
@@ -128,7 +139,7 @@ mod tests {
                 ]}],
             })
         };
-        let text = text(&[device("a", 1), device("b", 2)]);
+        let text = text(&[device("a", 1), device("b", 2)], &["c".parse().unwrap()]);
         assert_eq!(text.matches("# HELP udm_cached_bytes Bytes in the cache.\n").count(), 1);
         for line in [
             "udm_cached_bytes{device=\"a\",start=\"0\",target=\"pcache\"} 7\n",

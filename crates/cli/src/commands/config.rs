@@ -121,7 +121,7 @@ pub fn save(args: &SaveArgs) -> Result<()> {
 }
 
 /// Writes a whole file, or leaves the old one.
-fn replace(path: &Path, text: &str) -> Result<()> {
+pub(super) fn replace(path: &Path, text: &str) -> Result<()> {
     let name = path.file_name().context("no file name")?.to_string_lossy();
     let new = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let written = std::fs::File::create_new(&new).and_then(|mut file| {

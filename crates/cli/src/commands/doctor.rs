@@ -52,6 +52,11 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     if exports.iter().any(|export| export.works) { Ok(()) } else { Err(Reported.into()) }
 }
 
+/// The checks that do not concern a single device, for a report.
+pub fn machine_text() -> String {
+    text("MACHINE", &machine::look(check::io_uring(), &RuntimeDir::open()))
+}
+
 fn text(heading: &str, checks: &[Check]) -> String {
     let mut list = Columns::new(&[heading, "WORKS", "HOW, OR WHY NOT"]);
     for check in checks {

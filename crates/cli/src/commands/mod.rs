@@ -3,6 +3,7 @@
 
 mod about;
 mod apply;
+mod bundle;
 mod cache;
 mod change;
 mod config;
@@ -49,6 +50,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Export(args) => exports::export(&args),
         Command::Unexport(args) => exports::unexport(&args),
         Command::Metrics(args) => report::metrics(&args),
+        Command::Report(args) => bundle::report(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Recover(args) => recover::recover(&args),
         Command::Cache(args) => cache::cache(&args.command),
@@ -86,6 +88,7 @@ pub fn name(command: &Command) -> &'static str {
         Command::Export(_) => "export",
         Command::Unexport(_) => "unexport",
         Command::Metrics(_) => "metrics",
+        Command::Report(_) => "report",
         Command::Inspect(_) => "inspect",
         Command::Recover(_) => "recover",
         Command::Cache(_) => "cache",

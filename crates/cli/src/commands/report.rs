@@ -1,15 +1,24 @@
 //! Reports about devices and their state: `status`, `table`, `info`, `ls`, `metrics`.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
 use super::rpc::{Heard, ask_all, ask_each};
 use super::{explain, exports, print_answers, stopped};
-use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
+use crate::args::watch::MetricsArgs;
+use crate::args::{InfoArgs, LsArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
-use crate::output::{print, print_json, print_line, print_note};
+use crate::control::QUESTION_TIMEOUT;
+use crate::http;
+use crate::output::{print, print_error, print_json, print_line, print_note};
 use crate::runtime::{DeviceName, RuntimeDir};
+
+/// How long servers may take to answer a scraper, which waits for 10 seconds by default.
+const SCRAPE_MAX: Duration = Duration::from_secs(4);
 
 /// `udm status`: the kernel's lines, as `dmsetup status` prints them.
 pub fn status(args: &StatusArgs) -> Result<()> {
@@ -354,7 +363,8 @@ fn summaries(runtime: &RuntimeDir, with_stopped: bool) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     let mut listed = Vec::new();
     let names = runtime.names()?;
-    for (name, heard) in names.iter().zip(ask_all(runtime, &names, "Info", &json!({}))) {
+    let all_heard = ask_all(runtime, &names, "Info", &json!({}), QUESTION_TIMEOUT);
+    for (name, heard) in names.iter().zip(all_heard) {
         all.push(match heard {
             Heard::NoDevice(_) => continue,
             Heard::Lost(state, why) => {
@@ -424,15 +434,48 @@ fn texts(list: &Value) -> Vec<&str> {
 }
 
 /// `udm metrics`.
-pub fn metrics(args: &NamesArgs) -> Result<()> {
-    let mut answers = Vec::new();
-    let asked = ask_each("metrics", &args.names, "Info", &json!({}), &mut |_, answer| {
-        answers.extend(answer);
-    });
+pub fn metrics(args: &MetricsArgs) -> Result<()> {
+    if let Some(address) = args.serve {
+        return serve_metrics(address, &args.names);
+    }
+    let (mut answers, mut lost) = (Vec::new(), Vec::new());
+    let asked =
+        ask_each("metrics", &args.names, "Info", &json!({}), &mut |name, answer| match answer {
+            Ok(answer) => answers.push(answer),
+            Err(_) => lost.push(name.clone()),
+        });
     if args.json.json {
         print_answers(&args.names, answers.into_iter().map(shape).collect())?;
     } else {
-        print(&crate::metrics::text(&answers))?;
+        print(&crate::metrics::text(&answers, &lost))?;
     }
     asked
+}
+
+/// Answers `GET /metrics` for these devices, or for all, until the command is ended.
+fn serve_metrics(address: SocketAddr, names: &[DeviceName]) -> Result<()> {
+    RuntimeDir::open()?;
+    let (listener, address) = http::listen(address)?;
+    print_line(&format!("metrics are at http://{address}/metrics"))?;
+    http::answer_all(&listener, &|| {
+        scrape(names).inspect_err(|error| print_error("metrics", error))
+    });
+    Ok(())
+}
+
+fn scrape(names: &[DeviceName]) -> Result<String> {
+    // Opened each time: it may be replaced while this runs.
+    let runtime = RuntimeDir::open()?;
+    let listed = if names.is_empty() { runtime.names()? } else { names.to_vec() };
+    let (mut answers, mut lost) = (Vec::new(), Vec::new());
+    let heard = ask_all(&runtime, &listed, "Info", &json!({}), SCRAPE_MAX);
+    for (name, heard) in listed.iter().zip(heard) {
+        match heard {
+            Heard::Answer(answer) => answers.push(answer),
+            // It was removed since the directory was read.
+            Heard::NoDevice(_) if names.is_empty() => {}
+            Heard::NoDevice(_) | Heard::Lost(..) => lost.push(name.clone()),
+        }
+    }
+    Ok(crate::metrics::text(&answers, &lost))
 }

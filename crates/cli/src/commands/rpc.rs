@@ -8,7 +8,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, anyhow};
 use serde_json::Value;
@@ -31,14 +31,15 @@ pub enum Heard {
     NoDevice(Error),
 }
 
-/// Asks the servers of all `names`.
+/// Asks the servers of all `names`; `patience`: how long all of this takes at most.
 pub fn ask_all(
     runtime: &RuntimeDir,
     names: &[DeviceName],
     method: &str,
     parameters: &Value,
+    patience: Duration,
 ) -> Vec<Heard> {
-    let deadline = Instant::now() + QUESTION_TIMEOUT;
+    let deadline = Instant::now() + patience;
     let next = AtomicUsize::new(0);
     let heard: Vec<Mutex<Option<Heard>>> = names.iter().map(|_| Mutex::default()).collect();
     let ask = || {
@@ -102,7 +103,8 @@ pub fn ask_each(
     let is_all = names.is_empty();
     let listed = if is_all { runtime.names()? } else { names.to_vec() };
     let mut failed = None;
-    for (name, heard) in listed.iter().zip(ask_all(&runtime, &listed, method, parameters)) {
+    let all_heard = ask_all(&runtime, &listed, method, parameters, QUESTION_TIMEOUT);
+    for (name, heard) in listed.iter().zip(all_heard) {
         let error = match heard {
             Heard::Answer(value) => {
                 hear(name, Ok(value));

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 30] = [
+const COMMANDS: [(&str, &[&str]); 31] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
@@ -28,6 +28,7 @@ const COMMANDS: [(&str, &[&str]); 30] = [
     ("export", &["vol", "nbd+unix:///tmp/x"]),
     ("unexport", &["vol", "nbd+unix:///tmp/x"]),
     ("metrics", &["vol"]),
+    ("report", &["vol"]),
     ("inspect", &["/nonexistent/cache"]),
     ("recover", &["/nonexistent/cache", "/nonexistent/origin"]),
     ("cache", &["check", "/nonexistent/meta"]),

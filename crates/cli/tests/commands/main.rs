@@ -70,6 +70,7 @@ mod transcript;
 mod ublk;
 mod users;
 mod vhost;
+mod watch;
 mod wipe;
 mod writecache;
 mod zeroes;
