@@ -1,5 +1,6 @@
 //! The background: blocks enter, leave and are written back; commits without a waiting request.
 
+mod committing;
 mod draining;
 
 use std::collections::VecDeque;
@@ -17,7 +18,6 @@ use crate::units::{MIB, Nanos, SECOND, SECTOR};
 use super::args::PolicyName;
 use super::aside::Culprit;
 use super::blocks::Blocks;
-use super::commit::Purpose;
 use super::copy::Copies;
 use super::in_flight::Mover;
 use super::partial::PARTIALS_MAX;
@@ -501,58 +501,6 @@ impl Cache {
         if tells {
             self.events.room();
         }
-    }
-
-    /// Commits by the clock.
-    fn commit_if_due(&self, agenda: &mut Agenda, port: &mut Port) {
-        self.tell_doubt(agenda.now, port);
-        let mut state = self.commits.lock();
-        state.now = agenda.now;
-        let mut blocks = self.blocks();
-        if agenda.now >= agenda.tidy_at {
-            agenda.tidy_at = agenda.now + TIDY_EVERY;
-            blocks.tidy(false);
-        }
-        let is_mark_due = blocks.is_mark_due();
-        let is_empty = blocks.changes.is_empty() && !is_mark_due;
-        let is_urgent = blocks.changes.is_urgent() || is_mark_due;
-        drop(blocks);
-        let is_paused = state.retry_at().is_some_and(|at| agenda.now < at);
-        if is_empty || is_paused || !state.is_idle() {
-            if is_empty {
-                agenda.commit_at = None;
-            }
-            return;
-        }
-        let at = *agenda.commit_at.get_or_insert(agenda.now + COMMIT_AFTER);
-        if is_urgent || agenda.now >= at {
-            agenda.commit_at = None;
-            self.begin_commit(&mut state, Purpose::Changes, port);
-        }
-    }
-
-    /// Suspended: when no I/O is in flight, the medium gets the exact state.
-    fn come_to_rest(&self, agenda: &mut Agenda, port: &mut Port) {
-        if !agenda.is_idle() {
-            return;
-        }
-        if self.begin_settling(&mut agenda.settling, port) {
-            return;
-        }
-        if !self.blocks().leave_parts() || self.tell_doubt(agenda.now, port) {
-            return;
-        }
-        let mut state = self.commits.lock();
-        state.now = agenda.now;
-        if !state.is_idle() || state.has_rested {
-            return;
-        }
-        if self.blocks().trouble.has_lost {
-            // The dirty bits on the medium do not change any more.
-            state.has_rested = true;
-            return;
-        }
-        self.begin_commit(&mut state, Purpose::Rest, port);
     }
 
     /// A suspend begins: it flushes again.

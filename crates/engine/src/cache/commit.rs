@@ -237,7 +237,7 @@ impl Cache {
         if purpose == Purpose::Rest {
             blocks.leave_unreadable();
             blocks.tidy(true);
-        } else if blocks.changes.is_empty() && !blocks.is_mark_due() {
+        } else if blocks.changes.is_empty() && !blocks.is_mark_due() && !state.retry.is_failing() {
             return;
         }
         let slots = u64::from(blocks.slots.count());
@@ -540,7 +540,7 @@ impl Cache {
         if !state.writer.is_in_doubt() {
             blocks.trouble.is_untrusted = state.writer.superblock().is_untrusted;
         }
-        if blocks.trouble.doubts > 0 {
+        if blocks.trouble.doubts > blocks.trouble.inherited {
             blocks.doubt();
         }
         blocks.trouble.is_stuck = true;

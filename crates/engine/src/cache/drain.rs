@@ -17,6 +17,7 @@ use super::binding::{self, Devices};
 use super::metadata::bits::Bits;
 use super::metadata::superblock::{CLEAN_SHUTDOWN, OriginNote};
 use super::metadata::{Change, Contents, Doubt, Loaded, Next, Writer};
+use super::open::settle;
 use super::origin::{self, drop_clean, note_of};
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -58,6 +59,8 @@ pub struct Drain {
     drops: bool,
     /// The devices that failed a flush.
     doubt: Doubt,
+    /// Whether the metadata device has the metadata durably.
+    is_settled: bool,
 }
 
 /// A piece of a block that is copied.
@@ -114,6 +117,7 @@ impl Drain {
             is_bound: binding::renew_mark(&devices, &mut superblock.clone()),
             drops,
             doubt: superblock.doubt,
+            is_settled: false,
             devices,
         })
     }
@@ -140,6 +144,10 @@ impl Drain {
 
     /// Copies some blocks, makes them durable, and then clean.
     pub fn step(&mut self) -> Result<()> {
+        if !self.is_settled {
+            settle(&self.devices.metadata)?;
+            self.is_settled = true;
+        }
         if self.note.is_some() || !self.is_bound {
             let none = || Bits::new(0);
             self.commit(&none(), &none(), None)?;

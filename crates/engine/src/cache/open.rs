@@ -313,14 +313,24 @@ fn not_empty(disk: &Arc<dyn Disk>, at: u64) -> Error {
     error(Kind::Refused, what)
 }
 
-/// Makes the metadata durable in its present state.
-fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
-    let flush = DiskIo::bare(metadata, Op::Flush, 0, 0, 0);
-    let done = metadata.carry_out(vec![flush]);
-    done.iter().try_for_each(|io| io.result).map_err(|status| {
-        let name = &metadata.limits().name;
-        Error::new(Kind::Io, format!("{name}: a flush failed: {status}")).at(NO_METADATA)
-    })
+/// Makes the metadata durable in its present state. After a failed flush a device may return a
+/// superblock that it does not have durably, and a good flush does not write it then, so it is
+/// written again. The blocks that it refers to were durable before.
+pub(super) fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
+    let block = read_one(metadata, 0).map_err(|finding| Error::from(finding).at(NO_METADATA))?;
+    let again = Buffer::from_bytes(block.as_slice());
+    let ios = [
+        ("write", DiskIo::new(metadata, Op::Write, 0, again, 0)),
+        ("flush", DiskIo::bare(metadata, Op::Flush, 0, 0, 0)),
+    ];
+    for (what, io) in ios {
+        let done = metadata.carry_out(vec![io]);
+        done.iter().try_for_each(|io| io.result).map_err(|status| {
+            let name = &metadata.limits().name;
+            Error::new(Kind::Io, format!("{name}: a {what} failed: {status}")).at(NO_METADATA)
+        })?;
+    }
+    Ok(())
 }
 
 /// Whether the metadata is of blocks of this table's size.

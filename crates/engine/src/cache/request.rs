@@ -358,7 +358,11 @@ impl Cache {
             && blocks.trouble.has_lost
             && parts.iter().any(|part| matches!(part.way, Way::Slot(_)));
         let falls_back = self.falls_back(&mut blocks, &parts, &unread);
+        let has_work = std::mem::take(&mut blocks.has_work);
         drop(blocks);
+        if has_work {
+            self.background.arm();
+        }
         if tells {
             self.events.room();
         }

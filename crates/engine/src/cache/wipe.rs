@@ -7,8 +7,8 @@
 
 use super::binding;
 use super::binding::Devices;
-use super::metadata::load;
 use super::metadata::transaction::erase_superblock;
+use super::metadata::{Change, Loaded, Writer, load};
 use crate::base::attaching::AttachProgress;
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -31,9 +31,9 @@ const LOOKS_MAX: usize = 16;
 /// Wipes the cache on `devices`, which no server serves; refuses unless it is clean. `progress`
 /// counts bytes.
 pub fn wipe(devices: &Devices, progress: &AttachProgress) -> Result<()> {
-    check(devices)?;
+    let loaded = check(devices)?;
     if !mutants::is(Mutant::WipedUnflushed) {
-        flush(&devices.origin)?;
+        flush(&devices.origin).inspect_err(|_| tell_doubt(devices, &loaded))?;
     }
     erase_superblock(&devices.metadata)?;
     let metadata_bytes = devices.metadata.limits().size_bytes;
@@ -57,8 +57,20 @@ pub fn wipe(devices: &Devices, progress: &AttachProgress) -> Result<()> {
     flush(&devices.cache)
 }
 
+/// Records for the next server that the origin failed a flush, if possible: the error of the flush
+/// matters more than one of the record.
+fn tell_doubt(devices: &Devices, loaded: &Loaded) {
+    let mut superblock = loaded.superblock.clone();
+    superblock.doubt.origin = true;
+    superblock.note = None;
+    let Ok(writer) = Writer::new(loaded) else { return };
+    if let Ok(mut transaction) = writer.prepare(&Change::of_superblock(superblock)) {
+        let _ = transaction.carry_out(&devices.metadata);
+    }
+}
+
 /// An error unless the origin has everything.
-fn check(devices: &Devices) -> Result<()> {
+fn check(devices: &Devices) -> Result<Loaded> {
     let name = &devices.metadata.limits().name;
     let refuse = |what: &str| Err(Error::new(Kind::Refused, format!("{name}: not wiped: {what}")));
     let loaded = load(&devices.metadata).map_err(|error| error.at("cache"))?;
@@ -70,7 +82,7 @@ fn check(devices: &Devices) -> Result<()> {
         return refuse("it was not shut down cleanly, so any of its blocks may be dirty");
     }
     match loaded.contents.dirty.ones() {
-        0 => Ok(()),
+        0 => Ok(loaded),
         dirty => refuse(&format!("it has {dirty} dirty blocks")),
     }
 }

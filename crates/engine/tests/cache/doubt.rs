@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use udm::base::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
 use udm::cache::drain::Drain;
 use udm::cache::metadata::{Doubt, load};
@@ -231,5 +232,82 @@ fn a_flush_that_fails_at_the_end_is_recorded() {
     fixture.disks[2].show_lost();
     fixture.disks[2].inject(fail(Op::Flush).times(1));
     fixture.remove();
+    assert_eq!(told(&fixture), OF_ORIGIN);
+}
+
+/// The metadata device returns a superblock that it does not have durably, and a good flush does
+/// not write it.
+#[test]
+pub fn a_superblock_that_may_be_lost_is_written_again() {
+    for table in TABLES {
+        for at_rest in [false, true] {
+            let mut fixture = Fixture::opened(table, SLOTS, ORIGIN);
+            fixture.bring(1);
+            fixture.tick(3 * SECOND);
+            fixture.tick(60 * SECOND);
+            fixture.disks[0].show_lost();
+            fixture.disks[0].inject(fail(Op::Flush).after(1).times(1));
+            let refused = fixture.try_write(BLOCK, &[1; 512]);
+            assert_eq!(refused, Err(Status::Io), "the last flush of its commit failed");
+            fixture.kill();
+            if at_rest {
+                let devices = fixture.devices();
+                let loaded = load(&devices.metadata).unwrap();
+                let mut drain = Drain::new(devices, loaded, None).unwrap();
+                while !drain.is_done() {
+                    drain.step().unwrap();
+                }
+            } else {
+                fixture.open();
+                fixture.write(BLOCK, &[2; 512]);
+                fixture.flush();
+            }
+            lose_power(&mut fixture);
+            fixture.open();
+            let wanted = if at_rest { [0; 512] } else { [2; 512] };
+            assert_eq!(fixture.read(BLOCK, 512), wanted, "{table}");
+            fixture.drain();
+            let mut origin = [0; 512];
+            fixture.disks[2].peek(BLOCK, &mut origin);
+            assert_eq!(origin, wanted, "{table}, at rest: {at_rest}");
+        }
+    }
+}
+
+/// An earlier server met the error. A failed commit of this one is no new loss.
+#[test]
+fn an_inherited_doubt_fails_no_flush() {
+    let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+    fixture.write(5 * BLOCK, &[5; 512]);
+    fail_flush(&mut fixture, 2);
+    fixture.kill();
+    fixture.open();
+    fixture.bring(1);
+    fixture.tick(3 * SECOND);
+    fixture.disks[0].inject(fail(Op::Write));
+    fixture.bring(2);
+    fixture.holds = Box::new(|io| io.disk.limits().name == "origin" && io.op == Op::Flush);
+    fixture.write(6 * BLOCK, &[6; 512]);
+    fixture.submit(Bio::flush(0));
+    fixture.tick(3 * SECOND);
+    assert!(fixture.fact("failed_commits_total") > 0 && !fixture.held.is_empty());
+    fixture.release();
+    assert_eq!(fixture.port.done.pop_front().map(|bio| bio.status), Some(Ok(())));
+    fixture.disks[0].heal();
+    fixture.drain();
+    fixture.suspend();
+    fixture.target().hand_over().unwrap();
+}
+
+/// A later cache must know it.
+#[test]
+fn a_flush_that_fails_before_a_wipe_is_recorded() {
+    let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+    fixture.write(5 * BLOCK, &[5; 512]);
+    fixture.kill();
+    fixture.disks[2].show_lost();
+    fixture.disks[2].inject(fail(Op::Flush).times(1));
+    let failed = udm::cache::wipe::wipe(&fixture.devices(), &AttachProgress::default());
+    assert!(failed.unwrap_err().to_string().contains("origin: wiping a cache"));
     assert_eq!(told(&fixture), OF_ORIGIN);
 }

@@ -406,3 +406,19 @@ fn a_cache_waits_for_a_slow_commit_asleep() {
     let contents = load(&fixture.devices().metadata).unwrap().contents;
     assert!([20, 21, 22].iter().all(|nth| contents.in_use().any(|(_, block)| block == *nth)));
 }
+
+/// Otherwise writes would fail until the next start, with a device that works again.
+#[test]
+fn a_rest_that_failed_without_changes_is_tried_again() {
+    use udm::bio::Op;
+    let mut fixture = Fixture::opened(TABLE, 64, 64 * BLOCK);
+    fixture.bring(3);
+    fixture.tick(60 * SECOND);
+    fixture.disks[0].inject(fail(Some(Op::Write)).times(1));
+    fixture.suspend();
+    assert_eq!(fixture.fact("metadata_is_failing"), 1);
+    fixture.target().resume().unwrap();
+    looks_in_a_minute(&mut fixture);
+    assert_eq!(fixture.fact("metadata_is_failing"), 0);
+    fixture.write(3 * BLOCK, &[1; 512]);
+}

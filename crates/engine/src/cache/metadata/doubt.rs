@@ -1,14 +1,13 @@
 //! The mark of devices that failed a flush, in the superblock.
 //!
 //! A device that fails a flush may return data that it does not have durably, until the machine
-//! restarts. The mark tells it to the servers after the one that met the error. It counts in the
-//! boot in which it was written, and as long as the fields are those with which it was written: a
-//! kernel that serves the cache changes them.
+//! restarts. The mark is for the servers after the one that met the error, also after the kernel has
+//! served the cache. It counts in the boot in which it was written.
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 464..468 | `udmd` |
-//! | 468..472 | CRC-32C of the superblock's fields, except computed ones, and of bytes 472..480 |
+//! | 468..472 | CRC-32C of bytes 472..480 |
 //! | 472..480 | the boot, except its lowest two bits; bit 0: the cache device, bit 1: the origin |
 //!
 //! These bytes are in the first sector, which changes as a whole. The kernel keeps what is there.
@@ -34,8 +33,8 @@ pub struct Doubt {
 }
 
 impl Doubt {
-    /// The mark in `place`, with fields of this sum. `None`: these are not bytes of a mark.
-    pub(super) fn parse(place: &[u8], fields: u32) -> Option<Doubt> {
+    /// The mark in `place`. `None`: these are not bytes of a mark.
+    pub(super) fn parse(place: &[u8]) -> Option<Doubt> {
         let (magic, rest) = place.split_at_checked(MAGIC.len())?;
         let (sum, word) = rest.split_at_checked(4)?;
         if magic != MAGIC {
@@ -43,63 +42,58 @@ impl Doubt {
         }
         let word: [u8; 8] = word.try_into().ok()?;
         let bits = u64::from_le_bytes(word);
-        let counts = sum == sum_of(fields, word) && bits >> 2 == boot() >> 2;
+        let counts = sum == sum_of(word) && bits >> 2 == boot() >> 2;
         let has = |bit| counts && bits & bit != 0;
         Some(Doubt { cache: has(CACHE), origin: has(ORIGIN) })
     }
 
-    /// Stores the mark, unless another program uses these bytes.
-    pub(super) fn put(self, place: &mut [u8], fields: u32) {
-        if self == Doubt::default() || place.iter().any(|byte| *byte != 0) {
+    /// Stores the mark if there is anything to say, even over bytes of another program: without the
+    /// mark, data could be lost.
+    pub(super) fn put(self, place: &mut [u8]) {
+        if self == Doubt::default() {
             return;
         }
         let flags = if self.cache { CACHE } else { 0 } | if self.origin { ORIGIN } else { 0 };
         let word = (boot() & !(CACHE | ORIGIN) | flags).to_le_bytes();
         place[..4].copy_from_slice(&MAGIC);
-        place[4..8].copy_from_slice(&sum_of(fields, word));
+        place[4..8].copy_from_slice(&sum_of(word));
         place[8..].copy_from_slice(&word);
     }
 }
 
-fn sum_of(fields: u32, word: [u8; 8]) -> [u8; 4] {
-    (!crc32c_raw(fields, &word)).to_le_bytes()
+fn sum_of(word: [u8; 8]) -> [u8; 4] {
+    (!crc32c_raw(u32::MAX, &word)).to_le_bytes()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const FIELDS: u32 = 7;
-
     #[test]
-    fn a_mark_counts_for_its_fields_and_its_boot() {
+    fn a_mark_counts_in_its_boot() {
         for (cache, origin) in [(true, false), (false, true), (true, true)] {
             let doubt = Doubt { cache, origin };
-            let mut place = [0; DOUBT_BYTES];
-            doubt.put(&mut place, FIELDS);
-            assert_eq!(Doubt::parse(&place, FIELDS), Some(doubt));
-            assert_eq!(Doubt::parse(&place, FIELDS + 1), Some(Doubt::default()));
+            let mut place = [7; DOUBT_BYTES];
+            doubt.put(&mut place);
+            assert_eq!(Doubt::parse(&place), Some(doubt));
             for (at, what) in [(4, "sum"), (8, "flags"), (12, "boot")] {
                 let mut place = place;
                 place[at] ^= 3;
-                assert_eq!(Doubt::parse(&place, FIELDS), Some(Doubt::default()), "{what}");
+                assert_eq!(Doubt::parse(&place), Some(Doubt::default()), "{what}");
             }
             // Another boot, in order.
             let word = (boot() ^ 1 << 40 | CACHE | ORIGIN).to_le_bytes();
-            place[4..8].copy_from_slice(&sum_of(FIELDS, word));
+            place[4..8].copy_from_slice(&sum_of(word));
             place[8..].copy_from_slice(&word);
-            assert_eq!(Doubt::parse(&place, FIELDS), Some(Doubt::default()));
+            assert_eq!(Doubt::parse(&place), Some(Doubt::default()));
         }
     }
 
     #[test]
-    fn bytes_of_others_stay() {
-        let mut place = [0; DOUBT_BYTES];
-        Doubt::default().put(&mut place, FIELDS);
-        assert_eq!(place, [0; DOUBT_BYTES]);
-        place[15] = 1;
-        Doubt { cache: true, origin: true }.put(&mut place, FIELDS);
-        assert_eq!(place[..15], [0; 15]);
-        assert_eq!(Doubt::parse(&place, FIELDS), None);
+    fn without_a_failed_flush_bytes_of_others_stay() {
+        let mut place = [7; DOUBT_BYTES];
+        Doubt::default().put(&mut place);
+        assert_eq!(place, [7; DOUBT_BYTES]);
+        assert_eq!(Doubt::parse(&place), None);
     }
 }

@@ -240,7 +240,7 @@ impl Superblock {
     fn take_doubt(&mut self) {
         let at = DOUBT_AT - FIELDS_BYTES;
         let place = &mut self.rest[at..at + DOUBT_BYTES];
-        if let Some(doubt) = Doubt::parse(place, self.fields.sum()) {
+        if let Some(doubt) = Doubt::parse(place) {
             self.doubt = doubt;
             place.fill(0);
         }
@@ -338,7 +338,7 @@ impl Superblock {
         let mut block = [0; BLOCK_BYTES];
         block[..FIELDS_BYTES].copy_from_slice(self.fields.as_bytes());
         block[FIELDS_BYTES..].copy_from_slice(&self.rest[..]);
-        self.doubt.put(&mut block[DOUBT_AT..DOUBT_AT + DOUBT_BYTES], self.fields.sum());
+        self.doubt.put(&mut block[DOUBT_AT..DOUBT_AT + DOUBT_BYTES]);
         if self.is_untrusted {
             let place = UNTRUSTED_AT..UNTRUSTED_AT + UNTRUSTED_BYTES;
             block[place].copy_from_slice(&untrusted_mark(&self.fields));
