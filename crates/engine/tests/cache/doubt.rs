@@ -274,7 +274,7 @@ pub fn a_superblock_that_may_be_lost_is_written_again() {
     }
 }
 
-/// An earlier server met the error. A failed commit of this one is no new loss.
+/// An earlier server met the error. After a failed commit of this one, flushes succeed.
 #[test]
 fn an_inherited_doubt_fails_no_flush() {
     let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);

@@ -1,8 +1,8 @@
 //! The mark of devices that failed a flush, in the superblock.
 //!
 //! A device that fails a flush may return data that it does not have durably, until the machine
-//! restarts. The mark is for the servers after the one that met the error, also after the kernel has
-//! served the cache. It counts in the boot in which it was written.
+//! restarts. The mark is for the servers after the one that met the error, also after the kernel
+//! has served the cache. It counts in the boot in which it was written.
 //!
 //! | bytes | content |
 //! |---|---|
