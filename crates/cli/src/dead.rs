@@ -55,19 +55,17 @@ pub struct Dead {
     was_ending: bool,
 }
 
-/// Writes down the marks that identify the caches of `table`, which were opened. `may_have_dirty`:
-/// whether one of them may get dirty data. Returns whether there is something to remember.
-pub fn remember(
-    runtime: &RuntimeDir,
-    name: &DeviceName,
-    table: &str,
-    may_have_dirty: bool,
-) -> bool {
-    let path = runtime.media(name);
+/// The marks that identify the caches of `table`, which were opened.
+pub fn marks(runtime: &RuntimeDir, table: &str) -> Vec<String> {
     let known =
         Table::parse(table).map(|table| platform::known(&table, runtime)).unwrap_or_default();
-    let marks: Vec<String> = known.into_iter().filter_map(|known| known.mark).collect();
-    if marks.is_empty() || !may_have_dirty {
+    known.into_iter().filter_map(|known| known.mark).collect()
+}
+
+/// Writes down these marks of caches that may get dirty data. Returns whether there are any.
+pub fn remember(runtime: &RuntimeDir, name: &DeviceName, marks: Vec<String>) -> bool {
+    let path = runtime.media(name);
+    if marks.is_empty() {
         let _ = fs::remove_file(&path);
         return false;
     }
@@ -203,7 +201,7 @@ impl Dead {
     /// The caches of the device have been opened by `table` since, and have other marks.
     pub fn remember_again(&self, runtime: &RuntimeDir, table: &Table) {
         if self.is_remembered_with(table) {
-            remember(runtime, &self.name, &table.to_string(), true);
+            remember(runtime, &self.name, marks(runtime, &table.to_string()));
         }
     }
 

@@ -49,16 +49,35 @@ pub struct Removal {
 
 /// Writes the data that is dirty now to the origin, durably, with progress answers.
 pub fn drain(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
-    write_back(server, progress)?;
+    write_back(server, false, progress)?;
     let served = &server.served;
     if served.is_suspended() && served.is_durable() {
         return Ok(());
     }
-    progress.watched("Drain", WORK_SILENCE_MAX, &|| 0, |_| served.flush())
+    let flush = |watch: &Watch| {
+        while is_in_renewal(server)? {
+            watch.check()?;
+            thread::sleep(PROGRESS_EVERY);
+        }
+        served.flush()
+    };
+    progress.watched("Drain", WORK_SILENCE_MAX, &|| 0, flush)
 }
 
-/// Writes back the data that is dirty now.
-fn write_back(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
+/// Whether the device is suspended for the moment in which its memory is renewed. An error if it is
+/// suspended for another reason.
+fn is_in_renewal(server: &Server) -> Result<bool> {
+    let was_renewing = server.is_renewing.load(Ordering::SeqCst);
+    let suspended = server.served.refuse_suspended();
+    let is_renewing = was_renewing || server.is_renewing.load(Ordering::SeqCst);
+    match suspended {
+        Err(error) if !is_renewing || server.served.is_stopping() => Err(error),
+        suspended => Ok(suspended.is_err()),
+    }
+}
+
+/// Writes back the data that is dirty now, for a removal or not.
+fn write_back(server: &Server, is_removal: bool, progress: &mut Progress<'_, '_>) -> Result<()> {
     let served = &server.served;
     let _draining = served.start_draining();
     loop {
@@ -78,13 +97,11 @@ fn write_back(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
         if served.is_stopping() {
             bail!("the device is being removed");
         }
-        served.refuse_overtaken()?;
-        // A suspended device does not write back. One whose memory is renewed is so for a moment.
-        let was_renewing = server.is_renewing.load(Ordering::SeqCst);
-        let suspended = served.refuse_suspended();
-        if !was_renewing && !server.is_renewing.load(Ordering::SeqCst) {
-            suspended?;
+        if is_removal {
+            served.refuse_overtaken()?;
         }
+        // A suspended device does not write back.
+        is_in_renewal(server)?;
         thread::sleep(PROGRESS_EVERY);
     }
 }
@@ -95,7 +112,8 @@ pub fn remove(
     removal: &Removal,
     progress: &mut Progress<'_, '_>,
 ) -> Result<Ending> {
-    let _ends = server.served.begin_end(removal.force && !removal.drain)?;
+    let overtakes = removal.force && !removal.drain;
+    let _ends = server.served.begin_end(overtakes, progress.is_gone)?;
     let ending = begin(server, removal, progress).inspect_err(|error| {
         let why = format!("{error:#}");
         let why = why.strip_prefix("not removed: ").unwrap_or(&why);
@@ -111,7 +129,7 @@ fn begin(server: &Server, remove: &Removal, progress: &mut Progress<'_, '_>) -> 
     }
     refuse_clients(server, remove)?;
     if remove.drain {
-        write_back(server, progress)?;
+        write_back(server, true, progress)?;
         refuse_clients(server, remove)?;
         server.served.close_exports();
     }
@@ -138,15 +156,21 @@ fn come_to_rest(
     let served = &server.served;
     if remove.drain {
         // Data that clients wrote until the exports were closed.
-        write_back(server, progress)?;
+        write_back(server, true, progress)?;
     }
     if !remove.force {
         refuse_loss(server)?;
+    }
+    if (progress.is_gone)() {
+        bail!("the caller has disconnected");
     }
     served.begin_rest()?;
     rest(server, remove.force && !remove.drain, progress).and_then(|trouble| {
         if remove.drain && served.dirty().bytes > 0 {
             served.go_on()?;
+            if served.ends_for_good() {
+                bail!("not removed: the server ends on a signal");
+            }
             bail!(
                 "not removed: some dirty data is not written back yet; the device still serves: \
                  run the command again"
@@ -208,14 +232,24 @@ fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result
             (Err(error), Ok(())) if force => Ok(Some(format!("{error:#}"))),
             (rested, is_wanted) => {
                 let why = rested.and(is_wanted).map_or_else(|error| error, |()| anyhow!("?"));
-                match served.go_on() {
-                    Ok(()) => Err(why),
-                    Err(error) => Err(anyhow!("{why:#}; and {error:#}")),
-                }
+                let Err(error) = served.go_on() else { return Err(why) };
+                // If the caller is gone, the answer with this error is lost.
+                log::line(&format!("{}: {error:#}", server.name()));
+                Err(anyhow!("{why:#}; and {error:#}"))
             }
         }
     };
     let rested = progress.watched("Remove", WORK_SILENCE_MAX, &|| 0, carry_out);
+    let rested = rested.and_then(|trouble| match (progress.is_gone)() {
+        true => Err(anyhow!("the caller has disconnected")),
+        false => Ok(trouble),
+    });
+    // A beat that could not be sent has hidden the result of the work, which may be a rest.
+    if rested.is_err()
+        && let Err(error) = served.go_on()
+    {
+        log::line(&format!("{}: {error:#}", server.name()));
+    }
     rested.map_err(|error| {
         if served.ends_for_good() {
             return anyhow!("not removed: {error:#}; the server ends on a signal");

@@ -55,7 +55,7 @@ pub fn answer(
     server: &Server,
     call: &Call,
     send: &mut Say<'_>,
-    is_gone: &dyn Fn() -> bool,
+    is_gone: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     // The call may find a change, such as a file that was cut short, which the log must have too.
     udm::queue::note_work();
@@ -79,7 +79,7 @@ pub fn answer(
     match result {
         Ok(Done::Value(value)) => send(Answer::done(value)),
         Ok(Done::Removed(ending)) => {
-            let answer = match ending.wait(call.more, WORK_SILENCE_MAX, send)? {
+            let answer = match ending.wait(call.more, is_gone, WORK_SILENCE_MAX, send)? {
                 Ok(value) => Answer::done(value),
                 Err(error) => Answer::failed(&error),
             };
@@ -284,13 +284,10 @@ fn change(
             Nothing::deserialize(parameters)?;
             let carry_out = |watch: &_| match method {
                 "Suspend" => served.suspend(watch),
-                "Resume" => served.resume(watch),
+                "Resume" => served.resume(watch).map(|_change| server.note_table()),
                 _ => served.flush(),
             };
             progress.watched(method, WORK_SILENCE_MAX, &still, carry_out)?;
-            if method == "Resume" {
-                server.note_table();
-            }
             json!({})
         }
     })

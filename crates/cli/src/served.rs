@@ -153,8 +153,9 @@ impl Served {
     }
 
     /// Serves requests again, by the loaded table if there is one; suspends for that, as dmsetup.
-    pub fn resume(&self, watch: &Watch) -> Result<()> {
-        let _change = self.change(watch)?;
+    /// The caller keeps the right to change the device until it has written down the new table.
+    pub fn resume(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
+        let change = self.change(watch)?;
         let was_active = self.device.info().state == DeviceState::Active;
         if was_active && self.has_inactive_table() {
             self.wait_for_suspend(watch)?;
@@ -172,7 +173,8 @@ impl Served {
                 log::line(&format!("{}: {error}", export.uri()));
             }
         }
-        Ok(resumed?)
+        resumed?;
+        Ok(change)
     }
 
     fn wait_for_suspend(&self, watch: &Watch) -> Result<()> {
@@ -410,8 +412,11 @@ impl Served {
         matches!(self.device.info().state, DeviceState::Suspending | DeviceState::Suspended)
     }
 
-    /// An error if requests wait for `resume`.
+    /// An error if requests wait for `resume`, or the device comes to rest for its end.
     pub fn refuse_suspended(&self) -> Result<()> {
+        if self.is_stopping() {
+            bail!("the device is being removed");
+        }
         if self.is_suspended() {
             bail!("the device is suspended; resume it first");
         }

@@ -47,6 +47,14 @@ pub enum Stop {
     },
 }
 
+/// The facts about the active table that a server writes down for the next one.
+#[derive(Debug)]
+pub struct TableNotes {
+    table: String,
+    /// The marks of its caches, if they may get dirty data.
+    marks: Vec<String>,
+}
+
 /// A running server, as its threads share it.
 #[derive(Debug)]
 pub struct Server {
@@ -147,21 +155,36 @@ impl Server {
 
     /// Writes down the active table, for the next server if this one dies.
     pub fn note_table(&self) {
-        self.note_table_of(&self.name());
+        let notes = self.table_notes();
+        let own = lock(&self.lock);
+        self.note_table_of(own.name(), notes);
     }
 
-    /// The same, for a caller that has the lock of the name.
-    pub fn note_table_of(&self, name: &DeviceName) {
+    /// What [`Server::note_table`] writes. It reads the cache devices, which may hang, so it is not
+    /// for a caller that has the lock of the name.
+    pub fn table_notes(&self) -> TableNotes {
+        let (table, dirty) = (self.served.given_table(), self.served.dirty().bytes);
+        let may_have_dirty = dead::may_have_dirty(&table, dirty) && !self.served.is_read_only();
+        let marks = match may_have_dirty {
+            true => dead::marks(&self.runtime, &table),
+            false => Vec::new(),
+        };
+        TableNotes { table, marks }
+    }
+
+    /// Writes them down, for a caller that has the lock of the name.
+    pub fn note_table_of(&self, name: &DeviceName, notes: TableNotes) {
+        // Another table may have taken effect since they were read.
+        let is_fresh = notes.table == self.served.given_table();
+        let TableNotes { table, marks } = if is_fresh { notes } else { self.table_notes() };
         let path = self.runtime.table(name);
         let new = self.runtime.new_table(name);
         // Without this file, the next server does not compare tables. If the server dies here, a
         // complete table remains.
         let _ = std::fs::remove_file(&new);
-        let is_written = std::fs::write(&new, self.served.given_table());
+        let is_written = std::fs::write(&new, &table);
         let _ = is_written.and_then(|()| std::fs::rename(&new, &path));
-        let (table, dirty) = (self.served.given_table(), self.served.dirty().bytes);
-        let may_have_dirty = dead::may_have_dirty(&table, dirty) && !self.served.is_read_only();
-        let has_media = dead::remember(&self.runtime, name, &table, may_have_dirty);
+        let has_media = dead::remember(&self.runtime, name, marks);
         self.has_media.store(has_media, Ordering::SeqCst);
     }
 
@@ -187,6 +210,8 @@ impl Server {
 
     /// Renames the device, if the new name is free.
     pub fn rename(&self, to: &DeviceName) -> Result<()> {
+        self.served.refuse_ending()?;
+        let notes = self.table_notes();
         let mut own = lock(&self.lock);
         self.served.refuse_ending()?;
         let from = own.name().clone();
@@ -205,7 +230,7 @@ impl Server {
         self.runtime.clear(&old, KeepLog::Yes);
         log::moves_to(&self.runtime.log(to));
         // With the lock: an end that begins now removes these files.
-        self.note_table_of(to);
+        self.note_table_of(to, notes);
         drop(own);
         set_title(to);
         log::line(&format!("{from}: renamed to {to}"));

@@ -116,21 +116,23 @@ fn keep_memory(server: &Arc<Server>) {
     if !is_wanted || server.is_renewing.swap(true, Ordering::SeqCst) {
         return;
     }
-    let server = Arc::clone(server);
+    let shared = Arc::clone(server);
     let renew = move || {
-        let may = || match server.served.is_stopping() {
+        let may = || match shared.served.is_stopping() {
             true => bail!("the device is being removed"),
             false => Ok(()),
         };
-        match server.served.renew_memory(may) {
-            Ok(()) => tell_made(&server, "shared memory"),
-            Err(_) if server.served.is_stopping() => {}
-            Err(error) => tell_trouble(&server, &error),
+        match shared.served.renew_memory(may) {
+            Ok(()) => tell_made(&shared, "shared memory"),
+            Err(_) if shared.served.is_stopping() => {}
+            Err(error) => tell_trouble(&shared, &error),
         }
-        server.is_renewing.store(false, Ordering::SeqCst);
+        shared.is_renewing.store(false, Ordering::SeqCst);
     };
-    // Without a thread, this stays set, and the memory stays without a name.
-    let _ = thread::Builder::new().name("memory".into()).spawn(renew);
+    // Without a thread, the memory stays without a name until a later check.
+    if thread::Builder::new().name("memory".into()).spawn(renew).is_err() {
+        server.is_renewing.store(false, Ordering::SeqCst);
+    }
 }
 
 fn tell_made(server: &Server, made: &str) {
@@ -151,12 +153,22 @@ fn file_at(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
+/// Restores the files about the table, and returns whether it did. Their facts are read without the
+/// lock, since a hanging cache device must not keep others from the name.
+fn keep_notes(server: &Server) -> bool {
+    if server.has_notes(&server.name()) {
+        return false;
+    }
+    let notes = server.table_notes();
+    server.with_lock(|lock| server.note_table_of(lock.name(), notes)).is_some()
+}
+
 /// Restores missing files. Returns whether all of them are there; if not, the next check tries
 /// again.
 fn keep(server: &Arc<Server>, control: &mut Control) -> bool {
     let runtime = &server.runtime;
     keep_memory(server);
-    let made = server.with_lock(|lock| -> Result<Vec<&str>> {
+    let mut made = server.with_lock(|lock| -> Result<Vec<&str>> {
         lock.answer_guard();
         let mut made = Vec::new();
         let is_new_place = runtime.renew()?;
@@ -173,17 +185,18 @@ fn keep(server: &Arc<Server>, control: &mut Control) -> bool {
             (control.listener, control.file) = (listener, file);
             made.push("control socket");
         }
-        if !server.has_notes(name) {
-            server.note_table_of(name);
-            made.push("table");
-        }
         if log::is_elsewhere() && log::reopen()? {
             made.push("log");
         }
         Ok(made)
     });
+    if let Some(Ok(made)) = &mut made
+        && keep_notes(server)
+    {
+        made.push("table");
+    }
     let is_settled = match &made {
-        Some(Ok(made)) => made.is_empty(),
+        Some(Ok(made)) => made.is_empty() && server.has_notes(&server.name()),
         // An end that has begun may still fail.
         Some(Err(_)) | None => false,
     };

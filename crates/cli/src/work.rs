@@ -3,7 +3,8 @@
 //! Commands give up when a server is silent.
 //!
 //! 1. A separate thread sends the beats, so they are sent even while the working thread waits for a
-//!    device, a lock or a thread. They are sent only to callers that accept several answers.
+//!    device, a lock or a thread. They are sent only to callers that accept several answers. It
+//!    checks whether other callers are gone.
 //! 2. When a beat cannot be sent, the caller is gone. The work notices that in its [`Watch`] and
 //!    cancels what it can, and its answer is not sent.
 //! 3. After the allowed time without progress, the caller gets an error, and the work is given up
@@ -67,6 +68,8 @@ pub struct Work<'a> {
     pub tell: &'a (dyn Fn() -> Value + Sync),
     /// Whether the caller wants beats.
     pub more: bool,
+    /// Whether the caller has hung up, for one without beats.
+    pub is_gone: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// Does `work`, and sends beats meanwhile, if there can be one more thread. The error of the outer
@@ -105,13 +108,14 @@ impl Ending {
     pub fn wait(
         &self,
         more: bool,
+        is_gone: &(dyn Fn() -> bool + Sync),
         silence_max: Duration,
         say: &mut Say<'_>,
     ) -> Result<Result<Value>> {
         let Ending { result, wipe } = self;
         let moved = || wipe.look().map_or(0, |step| step.done + 1);
         let tell = || json!({ "wipe_bytes": wipe.left() });
-        let work = Work { what: "Remove", silence_max, moved: &moved, tell: &tell, more };
+        let work = Work { what: "Remove", silence_max, moved: &moved, tell: &tell, more, is_gone };
         watched(&work, say, |watch| {
             loop {
                 match result.recv_timeout(LOOK_EVERY) {
@@ -144,6 +148,8 @@ fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()
             let mut beat = (work.tell)();
             beat["seconds"] = json!(silence.as_secs());
             say(Answer::so_far(beat))
+        } else if (work.is_gone)() {
+            Err(anyhow!("the caller has disconnected"))
         } else {
             continue;
         };
@@ -160,7 +166,7 @@ pub struct Progress<'a, 'b> {
     pub(crate) more: bool,
     pub(crate) send: &'a mut Say<'b>,
     /// Whether the caller has hung up.
-    pub(crate) is_gone: &'a dyn Fn() -> bool,
+    pub(crate) is_gone: &'a (dyn Fn() -> bool + Sync),
     pub(crate) lost: Option<anyhow::Error>,
 }
 
@@ -173,7 +179,8 @@ impl Progress<'_, '_> {
         moved: &(dyn Fn() -> u64 + Sync),
         carry_out: impl FnOnce(&Watch) -> Result<T>,
     ) -> Result<T> {
-        let work = Work { what, silence_max, moved, tell: &|| json!({}), more: self.more };
+        let (more, is_gone) = (self.more, self.is_gone);
+        let work = Work { what, silence_max, moved, tell: &|| json!({}), more, is_gone };
         match watched(&work, self.send, carry_out) {
             Ok(result) => result,
             Err(lost) => {
@@ -205,7 +212,8 @@ mod tests {
     use super::*;
 
     fn work(silence_max: Duration, more: bool) -> Work<'static> {
-        Work { what: "load", silence_max, moved: &|| 0, tell: &|| json!({}), more }
+        let is_gone = &|| false;
+        Work { what: "load", silence_max, moved: &|| 0, tell: &|| json!({}), more, is_gone }
     }
 
     /// Waits until the work is given up.
@@ -248,6 +256,14 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_without_beats_who_is_gone_ends_the_work() {
+        let mut say = |_| bail!("nothing is sent");
+        let work = Work { is_gone: &|| true, ..work(BEAT_EVERY * 100, false) };
+        let error = watched(&work, &mut say, endless).unwrap_err();
+        assert_eq!(error.to_string(), "the caller has disconnected");
+    }
+
+    #[test]
     fn hanging_work_is_said_and_given_up() {
         let mut said = Vec::new();
         let mut say = |answer: Answer| {
@@ -265,7 +281,9 @@ mod tests {
         let look = || moved.fetch_add(1, Ordering::SeqCst);
         let tell = || json!({ "wipe_bytes": 7 });
         let silence_max = Duration::from_millis(1);
-        let work = Work { what: "load", silence_max, moved: &look, tell: &tell, more: true };
+        let is_gone = &|| false;
+        let (moved, tell) = (&look, &tell);
+        let work = Work { what: "load", silence_max, moved, tell, more: true, is_gone };
         let (beat, beats) = channel();
         let mut say = |answer: Answer| {
             assert!(answer.continues && answer.parameters["wipe_bytes"] == 7, "{answer:?}");
@@ -310,7 +328,7 @@ mod tests {
                 wait_for_two(&beats);
                 sender.send(Ok(json!(7))).unwrap();
             });
-            let ended = ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap();
+            let ended = ending.wait(true, &|| false, BEAT_EVERY * 100, &mut say).unwrap();
             assert_eq!(ended.unwrap(), 7);
         });
         assert_eq!(left[..2], [70, 20]);
@@ -321,12 +339,12 @@ mod tests {
     fn an_end_goes_on_without_its_caller_and_a_dead_one_is_no_answer() {
         let (_sender, ending) = ending();
         let mut say = |_| bail!("gone");
-        let error = ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap_err();
+        let error = ending.wait(true, &|| false, BEAT_EVERY * 100, &mut say).unwrap_err();
         assert_eq!(error.to_string(), "gone");
         // The thread that carries out the end is gone.
         let (sender, ending) = self::ending();
         drop(sender);
         let mut say = |_| Ok(());
-        assert!(ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap().is_err());
+        assert!(ending.wait(true, &|| false, BEAT_EVERY * 100, &mut say).unwrap().is_err());
     }
 }

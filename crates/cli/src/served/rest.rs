@@ -18,7 +18,7 @@ use crate::exports::Exports;
 use crate::work::Watch;
 
 /// How long a removal waits for another one, which notices after a second that its command is gone.
-const OTHER_END_MAX: Duration = Duration::from_secs(2);
+const OTHER_END_MAX: Duration = Duration::from_secs(5);
 
 /// No end is under way.
 const NONE: usize = 0;
@@ -70,18 +70,23 @@ pub struct Left {
 impl Served {
     /// A removal begins. Until the guard is dropped, changes are refused. Another removal that is
     /// under way is waited for, because its command may have been killed; with `overtakes`, it
-    /// fails if it still writes back.
-    pub fn begin_end(&self, overtakes: bool) -> Result<Ends<'_>> {
+    /// fails if it still writes back. The wait ends when the caller `is_gone`.
+    pub fn begin_end(&self, overtakes: bool, is_gone: &dyn Fn() -> bool) -> Result<Ends<'_>> {
         let deadline = Instant::now() + OTHER_END_MAX;
         loop {
             let has_begun = self.end.step(NONE, BEGUN);
             let is_too_late = self.ends_for_good() || Instant::now() >= deadline;
             let is_late = !has_begun && is_too_late;
+            let is_given_up = !has_begun && is_gone();
             if overtakes {
-                self.end.is_overtaken.store(!has_begun && !is_late, Ordering::SeqCst);
+                let waits = !has_begun && !is_late && !is_given_up;
+                self.end.is_overtaken.store(waits, Ordering::SeqCst);
             }
             if has_begun {
                 return Ok(Ends(&self.end));
+            }
+            if is_given_up {
+                bail!("the caller has disconnected");
             }
             if is_late {
                 bail!("the device is being removed already");
@@ -164,6 +169,10 @@ impl Served {
     /// Cancels a rest, unless the server ends for good: the device is as it was before, and its
     /// exports are open. Returns the exports that cannot be opened.
     pub fn go_on(&self) -> Result<()> {
+        // The state of the device needs no change, and another change may take long.
+        if self.end.stays_as_it_is.load(Ordering::SeqCst) {
+            return self.reopen_exports();
+        }
         let change = self.change_when(&Watch::default(), || match self.ends_for_good() {
             true => bail!("the server is ending"),
             false => Ok(()),
@@ -172,9 +181,7 @@ impl Served {
             return Ok(());
         }
         let change = change?;
-        if !self.end.stays_as_it_is.load(Ordering::SeqCst) {
-            self.device.cancel_suspend()?;
-        }
+        self.device.cancel_suspend()?;
         drop(change);
         self.reopen_exports()
     }

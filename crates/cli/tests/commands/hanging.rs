@@ -204,11 +204,23 @@ fn has_no_exports(udm: &Udm) -> bool {
     udm.json(&["info", "vol"])["exports"] == serde_json::json!([])
 }
 
-/// Whether a thread of `pid` waits in the kernel.
-fn is_hanging(pid: u64) -> bool {
+/// The threads of `pid` that wait in the kernel.
+fn waiting_threads(pid: u64) -> Vec<PathBuf> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    let mut stats = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")));
-    stats.any(|stat| stat.is_ok_and(|stat| stat.contains(") D ")))
+    let waits = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("stat")).is_ok_and(|stat| stat.contains(") D "))
+    };
+    tasks.map(|task| task.path()).filter(waits).collect()
+}
+
+/// Whether a thread of `pid` hangs in the kernel: it waits there for longer than for a disk.
+fn is_hanging(pid: u64) -> bool {
+    let before = waiting_threads(pid);
+    if before.is_empty() {
+        return false;
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    waiting_threads(pid).iter().any(|task| before.contains(task))
 }
 
 #[test]
@@ -337,8 +349,8 @@ fn a_flush_of_a_command_that_hangs_is_told_as_a_clients() {
     );
 }
 
-/// While a removal waits for a request, the device takes no change and no second removal. After a
-/// refused removal it does.
+/// While a removal is under way, the device takes no change; while the removal waits for a request,
+/// it takes no second removal either. After a refused removal it does.
 #[test]
 fn a_device_that_is_being_removed_takes_no_table() {
     let udm = Udm::new();
@@ -349,8 +361,9 @@ fn a_device_that_is_being_removed_takes_no_table() {
     wait_until("the client is gone", || udm.json(&["info", "vol"])["clients"] == 0);
     let mut drain = bench.freeze(&udm);
 
-    let remove = udm.spawn(&["remove", "vol"]);
-    wait_for_state(&udm, "suspended");
+    // This one waits for its data without a limit.
+    let remove = udm.spawn(&["remove", "vol", "--drain"]);
+    wait_until("the removal has begun", || udm.run(&["save", "vol"]).code != 0);
     let other = udm.uri("other.sock");
     let changes: [&[&str]; 8] = [
         &["load", "vol", "--table", "0 8 zero"],
@@ -366,6 +379,11 @@ fn a_device_that_is_being_removed_takes_no_table() {
         let line = udm.refused(words);
         assert!(line.contains("the device is being removed"), "{words:?}: {line}");
     }
+    end(remove);
+    wait_until("the removal fails", || udm.run(&["save", "vol"]).code == 0);
+
+    let remove = udm.spawn(&["remove", "vol"]);
+    wait_for_state(&udm, "suspended");
     for words in [&["remove", "vol"][..], &["remove", "vol", "--force"]] {
         let line = udm.refused(words);
         assert!(line.contains("the device is being removed already"), "{words:?}: {line}");
@@ -403,6 +421,7 @@ fn a_removal_that_waited_for_a_suspend_leaves_no_suspended_device() {
     let log = udm.runtime().join("vol.log");
     let has = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
     wait_until("the suspend is cancelled", || has("control connection closed"));
+    wait_for_state(&udm, "suspended");
     end(remove);
     wait_until("the removal fails", || has("vol: not removed: the caller has disconnected"));
     wait_for_state(&udm, "active");
