@@ -11,6 +11,7 @@ mod doctor;
 mod explain;
 mod exports;
 mod inspect;
+mod manual;
 mod recover;
 mod remove;
 mod report;
@@ -55,8 +56,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Bench(args) => about::bench(&args),
         Command::CheckConfig(args) => config::check(&args),
         Command::Save(args) => config::save(&args),
-        Command::Completions(args) => about::completions(&args),
-        Command::Man(args) => about::man(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Serve(args) => crate::daemon::serve(&args.name),
     }
 }
