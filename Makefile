@@ -2,6 +2,8 @@
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
+# Where cargo puts programs.
+BUILT = $(or $(CARGO_TARGET_DIR),target)/release
 # Seconds per fuzz target for `make fuzz`, which takes SECONDS=n too.
 FUZZ_SECONDS ?= $(or $(SECONDS),60)
 # Seconds for `make torture`, which takes SECONDS=n too; CASES=1 replays the case of a SEED.
@@ -39,8 +41,8 @@ CLIPPY_NETS = \
 # The pages of the libraries: every link leads somewhere.
 DOC = RUSTDOCFLAGS="-D warnings" $(CARGO) doc -p udm -p udm-export --no-deps --locked
 
-.PHONY: help build demo test prove lint fmt bench check-report install fio-engine lab fuzz explore schedules soak \
-  torture clean
+.PHONY: help build demo test prove lint fmt bench check-report install uninstall \
+  deb service fio-engine lab fuzz explore schedules soak torture clean
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
@@ -50,7 +52,9 @@ help:
 	@echo "make fmt       formats the code"
 	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
 	@echo "make check-report  opens that report in headless Chromium: every plot must be seen"
-	@echo "make install   puts udm and libudm into PREFIX ($(PREFIX))"
+	@echo "make install   puts udm and libudm into PREFIX ($(PREFIX)); make uninstall removes them"
+	@echo "make deb       Debian packages: udm, libudm0, libudm-dev, udm-bench"
+	@echo "make service   these packages in a booted systemd container (root)"
 	@echo "make fio-engine  fio's own engine for udm in process: target/fio/udm-fio.so"
 	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
@@ -120,7 +124,7 @@ TRACE_FILES = $(wildcard $(addprefix $(TRACES)/,OLTP.lis.zst w106.trace.xz cloud
 bench: build
 	@scripts/install-tools.sh
 	@rm -rf report && mkdir report
-	target/release/udm-bench all --small $(addprefix --trace ,$(TRACE_FILES)) \
+	$(BUILT)/udm-bench all --small $(addprefix --trace ,$(TRACE_FILES)) \
 	  --report report/index.html --json=report/bench.json --markdown report/summary.md \
 	  --numbers report/numbers.json
 	@if command -v chromium > /dev/null; then scripts/check-report.sh report/index.html; fi
@@ -131,7 +135,17 @@ check-report:
 	@scripts/check-report.sh report/index.html
 
 install: build
-	@DESTDIR=$(DESTDIR) scripts/install.sh $(PREFIX)
+	@DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) scripts/install.sh install $(PREFIX)
+
+uninstall:
+	@DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) scripts/install.sh uninstall $(PREFIX)
+
+deb:
+	@CARGO=$(CARGO) scripts/deb.sh
+
+# Not a part of `make test` or `make prove`: it boots a container.
+service: deb
+	@scripts/service.sh
 
 fio-engine:
 	@scripts/install-tools.sh

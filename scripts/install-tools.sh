@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes sure that the programs which the tests and the demo drive are here.
 #
-#   scripts/install-tools.sh [lab|report]
+#   scripts/install-tools.sh [lab|report|service]
 #
 # Programs that only some machines can have are installed where that works; without them, tests are
 # skipped.
@@ -9,7 +9,8 @@
 # Installs what is missing when run as root on a machine with apt-get; otherwise says exactly what
 # to install and fails. Instant when everything is there. With the word "lab", also what `make lab`
 # needs: QEMU and what goes into the virtual machine. With the word "report", also the browser that
-# `make check-report` opens the benchmarks' report in.
+# `make check-report` opens the benchmarks' report in. With the word "service", also the container
+# that `make service` boots.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 
@@ -20,6 +21,7 @@ tools="fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit qemu-io:qemu-
 lab_tools="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dmsetup:dmsetup gcc:gcc pgrep:procps
            mkfs.ext4:e2fsprogs ldd:libc-bin nbd-client:nbd-client mkfs.xfs:xfsprogs"
 if [ "${1:-}" = lab ]; then tools="$tools $lab_tools"; fi
+if [ "${1:-}" = service ]; then tools="$tools systemd-nspawn:systemd-container man:man-db"; fi
 if [ "${1:-}" = report ]; then tools="$tools chromium:chromium"; fi
 
 # A kernel that is a process, for its NBD driver and file systems.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use udm::disk::IoMode;
 
 use crate::job::{Job, Rw};
@@ -135,11 +135,22 @@ impl IoName {
     }
 }
 
+/// Measure udm on this machine, compared with other software
+#[derive(Debug, Parser)]
+#[command(name = "udm-bench", version, max_term_width = 100)]
+pub struct Cli {
+    /// The arguments.
+    #[command(flatten)]
+    pub args: BenchArgs,
+}
+
 /// Commands of `udm-bench` that do not measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Compare two runs: what --json wrote, or reports
     Compare(CompareArgs),
+    /// Print the manual page
+    Man,
 }
 
 /// Arguments of `udm-bench compare`.

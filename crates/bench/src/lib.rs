@@ -68,6 +68,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::CommandFactory;
 
 use args::{BenchArgs, BenchCommand, CompareArgs, StudyName};
 use machine::Machine;
@@ -94,8 +95,10 @@ fn pages(json: &str) -> Result<Vec<Page>> {
 
 /// Runs `udm-bench`. True if all targets are met, or if this was not requested.
 pub fn run(args: &BenchArgs) -> Result<bool> {
-    if let Some(BenchCommand::Compare(args)) = &args.command {
-        return compare(args).map(|()| true);
+    match &args.command {
+        Some(BenchCommand::Compare(args)) => return compare(args).map(|()| true),
+        Some(BenchCommand::Man) => return manual().map(|()| true),
+        None => {}
     }
     let pages = match &args.from {
         Some(path) => read(args, path)?,
@@ -104,6 +107,17 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     let holds = pages.iter().flat_map(|page| &page.study.claims).all(|claim| claim.holds);
     leave(args, pages)?;
     Ok(holds || !args.check)
+}
+
+/// The manual page, in roff.
+fn manual() -> Result<()> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(args::Cli::command().disable_help_subcommand(true))
+        .source(concat!("udm ", env!("CARGO_PKG_VERSION")))
+        .manual("udm")
+        .render(&mut page)?;
+    let see = ".SH \"SEE ALSO\"\n.BR udm (1),\n.BR udm (7)\n";
+    print(&(String::from_utf8(page)? + see))
 }
 
 /// Two runs, side by side.

@@ -5,15 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use udm_bench::args::BenchArgs;
-
-/// Measure udm on this machine, compared with other software
-#[derive(Debug, Parser)]
-#[command(name = "udm-bench", version, max_term_width = 100)]
-struct Cli {
-    #[command(flatten)]
-    args: BenchArgs,
-}
+use udm_bench::args::Cli;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -1,16 +1,15 @@
-//! Commands about udm itself: `targets`, `completions`, `man`, `bench`.
+//! Commands about udm itself: `targets`, `bench`.
 
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
-use clap::CommandFactory;
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use udm::targets::{TARGETS, TargetType};
 
 use crate::args::media::TargetsArgs;
-use crate::args::{BenchArgs, Cli, CompletionsArgs, JsonArgs, ManArgs};
+use crate::args::{BenchArgs, JsonArgs};
 use crate::output::{print, print_json};
 
 /// `udm targets`, in the format of `dmsetup targets`, or the grammar of one.
@@ -54,41 +53,6 @@ fn grammar(kind: &TargetType, json: JsonArgs) -> Result<()> {
         }
     }
     print(&text)
-}
-
-/// `udm completions`.
-pub fn completions(args: &CompletionsArgs) -> Result<()> {
-    // What users do not type is not completed.
-    let all = Cli::command();
-    let typed = all.get_subcommands().filter(|command| !command.is_hide_set());
-    let mut shown = clap::Command::new("udm").version(env!("CARGO_PKG_VERSION"));
-    shown = shown.subcommands(typed.cloned());
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut shown, "udm", &mut script);
-    print(&String::from_utf8(script)?)
-}
-
-/// `udm man`.
-pub fn man(args: &ManArgs) -> Result<()> {
-    let mut all = Cli::command().disable_help_subcommand(true);
-    all.build();
-    if let Some(folder) = &args.folder {
-        std::fs::create_dir_all(folder)
-            .and_then(|()| clap_mangen::generate_to(all, folder))
-            .with_context(|| folder.display().to_string())?;
-        return Ok(());
-    }
-    let page = match &args.command {
-        None => all,
-        Some(name) => all
-            .find_subcommand(name)
-            .filter(|command| !command.is_hide_set())
-            .cloned()
-            .ok_or_else(|| anyhow!("{name}: no such command; `udm --help` lists them"))?,
-    };
-    let mut text = Vec::new();
-    clap_mangen::Man::new(page).render(&mut text)?;
-    print(&String::from_utf8(text)?)
 }
 
 /// `udm bench`: becomes the program of benchmarks, from the folder of this program or from `$PATH`.

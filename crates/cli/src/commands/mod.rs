@@ -13,6 +13,7 @@ mod doctor;
 mod explain;
 mod exports;
 mod inspect;
+mod manual;
 mod recover;
 mod remove;
 mod report;
@@ -61,8 +62,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Save(args) => config::save(&args),
         Command::Diff(args) => apply::diff(&args),
         Command::Apply(args) => apply::apply(&args),
-        Command::Completions(args) => about::completions(&args),
-        Command::Man(args) => about::man(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Serve(args) => crate::daemon::serve(&args.name),
     }
 }

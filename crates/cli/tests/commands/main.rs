@@ -47,6 +47,7 @@ mod kernel;
 mod kill;
 mod lifecycle;
 mod logs;
+mod manual;
 mod medium;
 mod moved;
 mod numbers;
