@@ -101,7 +101,7 @@ fn is_name(part: &str) -> bool {
 
 /// The network addresses in a word, which may have a port and stand in a URI.
 fn addresses(word: &str) -> impl Iterator<Item = &str> {
-    word.split(|c| matches!(c, '/' | '[' | ']' | '?' | '=' | '@')).filter_map(|part| {
+    word.split(['/', '[', ']', '?', '=', '@']).filter_map(|part| {
         let host = part.rsplit_once(':').map_or(part, |(host, _)| host);
         [part, host].into_iter().find(|host| host.parse::<IpAddr>().is_ok())
     })

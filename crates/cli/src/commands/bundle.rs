@@ -17,7 +17,7 @@ use crate::config;
 use crate::control::QUESTION_TIMEOUT;
 use crate::log::{now_seconds, timestamp};
 use crate::output::{print, print_line};
-use crate::runtime::{DeviceName, RuntimeDir};
+use crate::runtime::RuntimeDir;
 
 /// The end of the log that a report has.
 const LOG_BYTES_MAX: u64 = 256 << 10;
@@ -137,8 +137,7 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_there_is_said() {
-        let name: DeviceName = "vol".parse().unwrap();
-        let lost = Heard::Lost("dead", anyhow::anyhow!("{name}: its server died"));
+        let lost = Heard::Lost("dead", anyhow::anyhow!("vol: its server died"));
         assert_eq!(words_of(Some(lost)), "dead: vol: its server died");
     }
 }
