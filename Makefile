@@ -12,7 +12,8 @@ CASES ?= 1000000
 # Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
-# The crash-state explorer whole, with deliberate bugs to find; its short form is a test like others.
+# The crash-state explorer whole, with deliberate bugs to find. Its short form is a test like others,
+# so `make prove` runs only the deliberate bugs, which the short form has to find.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
@@ -87,7 +88,7 @@ prove:
 	  'links of the documentation' 400 '$(DOC)' \
 	  'all studies, small' 900 '$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored' \
 	  'hostile input' 600 'UDM_FUZZ_TIMES=10 $(CARGO) test --workspace --locked --test replay' \
-	  'crash states' 1500 '$(EXPLORE)' \
+	  'deliberate bugs of the explorer' 1500 '$(EXPLORE) every_mutant' \
 	  'flushes of disks' 600 '$(FLUSHES)' \
 	  'deliberate bugs of cache' 600 '$(CACHE_NET) every_mutant' \
 	  'deliberate bugs of pcache' 600 '$(PCACHE_NET)' \

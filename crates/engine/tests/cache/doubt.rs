@@ -284,12 +284,12 @@ fn an_inherited_doubt_fails_no_flush() {
     fixture.open();
     fixture.bring(1);
     fixture.tick(3 * SECOND);
-    fixture.disks[0].inject(fail(Op::Write));
     fixture.bring(2);
+    fixture.disks[0].inject(fail(Op::Write));
     fixture.holds = Box::new(|io| io.disk.limits().name == "origin" && io.op == Op::Flush);
     fixture.write(6 * BLOCK, &[6; 512]);
     fixture.submit(Bio::flush(0));
-    fixture.tick(3 * SECOND);
+    (0..3).for_each(|_| fixture.tick(2 * SECOND));
     assert!(fixture.fact("failed_commits_total") > 0 && !fixture.held.is_empty());
     fixture.release();
     assert_eq!(fixture.port.done.pop_front().map(|bio| bio.status), Some(Ok(())));

@@ -157,7 +157,7 @@ fn explore_these(what: &str, seeds: Vec<u64>, distinct_min: u64) {
     }
 }
 
-/// Everything with the deliberate bugs built in (`make prove`), the short form without.
+/// Everything with the deliberate bugs built in (`make explore`), the short form without.
 const IS_WHOLE: bool = cfg!(feature = "mutants");
 
 #[test]
