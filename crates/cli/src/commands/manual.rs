@@ -31,30 +31,26 @@ pub fn completions(args: &CompletionsArgs) -> Result<()> {
     clap_complete::generate(args.shell, &mut shown, "udm", &mut script);
     let script = String::from_utf8(script)?;
     print(&match args.shell {
-        Shell::Bash => bash(&script, &shown),
+        Shell::Bash => bash(script, &shown),
         Shell::Zsh => zsh(&script),
         Shell::Fish => fish(script, &shown),
         _ => script,
     })
 }
 
-/// The argument of `command` that is the name of a device.
-fn device_of(command: &Command) -> Option<&Arg> {
-    let is_device = |arg: &&Arg| arg.get_value_parser().type_id() == TypeId::of::<DeviceName>();
-    command.get_positionals().find(is_device)
+/// Whether an argument of `command` is the name of a device.
+fn takes_device(command: &&Command) -> bool {
+    let is_device = |arg: &Arg| arg.get_value_parser().type_id() == TypeId::of::<DeviceName>();
+    command.get_positionals().any(is_device)
 }
 
-/// clap puts a placeholder, such as `<NAME>`, among the words that it offers.
-fn bash(script: &str, all: &Command) -> String {
-    let mut placeholders: Vec<String> =
-        all.get_subcommands().filter_map(device_of).map(Arg::to_string).collect();
-    // `[NAME]` is a part of `[NAME]...`.
-    placeholders.sort_by_key(|placeholder| std::cmp::Reverse(placeholder.len()));
-    let named = placeholders.iter().fold(script.to_owned(), |script, placeholder| {
-        script
-            .replace(&format!(" {placeholder}\""), " $(_udm_devices)\"")
-            .replace(&format!(" {placeholder} "), " $(_udm_devices) ")
-    });
+/// clap offers the options of a command, in the variable `opts`.
+fn bash(script: String, all: &Command) -> String {
+    let mut named = script;
+    for command in all.get_subcommands().filter(takes_device) {
+        let options = format!("udm__subcmd__{})\n            opts=\"", command.get_name());
+        named = named.replace(&options, &format!("{options}$(_udm_devices) "));
+    }
     format!("_udm_devices() {{\n    {DEVICES}\n}}\n\n{named}")
 }
 
@@ -84,7 +80,7 @@ fn zsh(script: &str) -> String {
 fn fish(script: String, all: &Command) -> String {
     let mut named = script;
     named += &format!("function __fish_udm_devices\n    {DEVICES}\nend\n");
-    for command in all.get_subcommands().filter(|command| device_of(command).is_some()) {
+    for command in all.get_subcommands().filter(takes_device) {
         named += &format!(
             "complete -c udm -n \"__fish_udm_using_subcommand {}\" -f -a \
              \"(__fish_udm_devices)\"\n",
