@@ -271,10 +271,10 @@ fn change(pair: &Pair, wanted: &Settings, client: &mut Client, args: &ApplyArgs)
         true => foresee(&exports, client, args.force, &mut done)?,
         false => carry_out(&exports, client, args.force, &mut done)?,
     }
-    // The line has the name already.
-    let prefix = format!("{}: ", pair.name);
-    for (_, why) in &mut done.kept {
-        *why = why.strip_prefix(&prefix).unwrap_or(why).to_owned();
+    // The line has the name and the address already.
+    for (uri, why) in &mut done.kept {
+        let bare = why.strip_prefix(&format!("{}: ", pair.name)).unwrap_or(why);
+        *why = bare.strip_prefix(&format!("{uri}: ")).unwrap_or(bare).to_owned();
     }
     Ok(done)
 }

@@ -143,7 +143,7 @@ fn exports_change_under_a_client_that_stays() {
 
     let outcome = udm.run(&["apply", "v"]);
     assert_eq!(outcome.code, 1, "{outcome:?}");
-    let kept = format!("v: unchanged: {one}: {one}: 1 client is connected");
+    let kept = format!("v: unchanged: {one}: 1 client is connected; disconnect");
     assert!(outcome.out.contains(&kept), "{outcome:?}");
     assert!(is_open(&udm, "three.sock") && is_open(&udm, "one.sock"));
     assert!(!is_open(&udm, "two.sock") && udm.json(&["info", "v"])["clients"] == 1);
