@@ -87,7 +87,7 @@ fn a_report_has_what_a_bug_report_needs_and_no_name_if_asked() {
         assert!(report.contains(words), "{words}: {report}");
     }
     let parts =
-        ["\"dirty_bytes\": 1048576", text(&slow), "# a file for payroll", "payroll: serves"];
+        ["\"dirty_bytes\": 1048576", text(&slow), "# a file for payroll", "payroll: process"];
     for part in parts {
         assert!(report.contains(part), "{part}: {report}");
     }
