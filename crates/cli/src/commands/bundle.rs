@@ -48,8 +48,12 @@ pub fn report(args: &ReportArgs) -> Result<()> {
         section(&mut text, heading, &words_of(answers("Table", &parameters)));
     }
     section(&mut text, "running configuration", &words_of(answers("Configuration", &json!({}))));
-    section(&mut text, &format!("file {}", file.display()), &end_of(&file, FILE_BYTES_MAX));
-    section(&mut text, &format!("log {}", log.display()), &end_of(&log, LOG_BYTES_MAX));
+    // The second one is what the server of a dead device served.
+    let files =
+        [(file, FILE_BYTES_MAX), (runtime.table(name), FILE_BYTES_MAX), (log, LOG_BYTES_MAX)];
+    for (path, most) in files {
+        section(&mut text, &format!("file {}", path.display()), &end_of(&path, most));
+    }
     if args.anonymous {
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy();

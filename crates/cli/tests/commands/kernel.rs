@@ -15,8 +15,8 @@ use crate::common::{Udm, text};
 /// What runs in place of init.
 const PAYLOAD: &str = include_str!("kernel.sh");
 const ORIGIN_BYTES: u64 = 400 << 20;
-/// Only a kernel that hangs runs so long: it takes half a minute on idle processors, and ten times as
-/// long when they are busy.
+/// Only a kernel that hangs runs so long: it takes half a minute on idle processors, and ten times
+/// as long when they are busy.
 const HANGS_AFTER: Duration = Duration::from_secs(900);
 
 /// Boots a kernel that runs `payload` as its first process, with the file `disk` as `/dev/ubda`.
