@@ -48,7 +48,7 @@ pub fn report(args: &ReportArgs) -> Result<()> {
         section(&mut text, heading, &words_of(answers("Table", &parameters)));
     }
     section(&mut text, "running configuration", &words_of(answers("Configuration", &json!({}))));
-    // The second one is what the server of a dead device served.
+    // The second one has the table of a dead device.
     let files =
         [(file, FILE_BYTES_MAX), (runtime.table(name), FILE_BYTES_MAX), (log, LOG_BYTES_MAX)];
     for (path, most) in files {
