@@ -163,15 +163,26 @@ pack() {
       "$folder/usr/share/lintian/overrides/$package"
   fi
   control_files "$package" "$folder"
-  if grep -rlaF -e "$root/" -e "$target/" -e "${CARGO_HOME:-$HOME/.cargo}" "$folder"; then
-    echo "deb: these files of $package name folders of this machine" >&2
-    exit 1
-  fi
+  local place
+  for place in "$root" "$target" "${CARGO_HOME:-$HOME/.cargo}"; do
+    # A folder such as /src or /udm is a part of other paths, too.
+    [[ ${place#/} == */* ]] || { echo "NOTE: not searched for in the files: $place" >&2; continue; }
+    if grep -rlaF -e "$place/" "$folder"; then
+      echo "deb: these files of $package name the folder $place of this machine" >&2
+      exit 1
+    fi
+  done
   find "$folder" -exec touch --no-dereference --date="@$epoch" {} +
   dpkg-deb --root-owner-group -Zxz --build "$folder" "$out/${package}_${version}_$arch.deb" > /dev/null
   echo "$out/${package}_${version}_$arch.deb"
 }
 
+for tool in jq git strip objdump dpkg-deb dpkg-shlibdeps; do
+  command -v "$tool" > /dev/null || {
+    echo "deb: $tool is missing: apt-get install jq git binutils dpkg-dev" >&2
+    exit 1
+  }
+done
 umask 022
 build_programs
 rm -rf "$stage" "$out/source"

@@ -79,7 +79,14 @@ if [ "$action" = uninstall ] && [ -d "$to/share/doc/udm" ]; then
   find "$to/share/doc/udm" -depth -type d -empty -delete
 fi
 # The loader finds a new library in its folders only after ldconfig.
-if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then ldconfig 2> /dev/null || true; fi
+if [ -z "${DESTDIR:-}" ] && [ "$(id -u)" -eq 0 ]; then
+  ldconfig 2> /dev/null || true
+  # The directories of udm, and the units as they are now.
+  if [ "$action" = install ]; then
+    systemd-tmpfiles --create "$to/lib/tmpfiles.d/udm.conf" 2> /dev/null || true
+  fi
+  [ ! -d /run/systemd/system ] || systemctl daemon-reload 2> /dev/null || true
+fi
 case $action in
   install) echo "udm $version is in $to" ;;
   uninstall) echo "udm is removed from $to; /etc/udm, /run/udm and /var/lib/udm are unchanged" ;;

@@ -56,21 +56,26 @@ const COMMON: [&str; 45] = [
     "vhost-user",
     "wipe",
 ];
+/// Stands for an escaped space.
+const JOINT: &str = "\u{1}";
 /// Shorter components are not replaced.
 const NAME_CHARS_MIN: usize = 2;
 
 /// `text` with numbers in place of names; `own`: more names, such as the device's.
 pub fn anonymous(text: &str, own: &[&str]) -> String {
     let mut names: BTreeSet<String> = own.iter().map(|name| (*name).to_owned()).collect();
-    for word in text.split(is_separator) {
+    // In tables, spaces in paths are escaped, in JSON twice.
+    let joined = text.replace("\\\\ ", JOINT).replace("\\ ", JOINT);
+    for word in joined.split(is_separator) {
         let word = word.trim_end_matches(['.', ':']);
-        if word.contains('/') {
+        if word.contains('/') || word.contains(JOINT) {
             names.extend(word.split(is_inside).filter(|part| is_name(part)).map(str::to_owned));
         }
         names.extend(addresses(word).map(str::to_owned));
     }
-    // Paths with spaces stand in quotes; in tables, their spaces are escaped.
-    for path in text.split('"').filter(|words| words.starts_with('/') && !words.contains('\n')) {
+    // Elsewhere, paths with spaces stand in quotes.
+    let is_path = |words: &&str| words.starts_with('/') && !words.contains('\n');
+    for path in text.split(['"', '\'']).filter(is_path) {
         let parts = path.split(|c| is_inside(c) || is_separator(c));
         names.extend(parts.filter(|part| is_name(part)).map(str::to_owned));
     }
@@ -91,7 +96,7 @@ fn is_separator(c: char) -> bool {
 
 /// Whether `c` separates the parts of a path or a URI.
 fn is_inside(c: char) -> bool {
-    matches!(c, '/' | '?' | '&' | '@' | '=' | ':')
+    matches!(c, '/' | '?' | '&' | '@' | '=' | ':') || JOINT.contains(c)
 }
 
 fn is_name(part: &str) -> bool {
@@ -103,8 +108,13 @@ fn is_name(part: &str) -> bool {
 fn addresses(word: &str) -> impl Iterator<Item = &str> {
     word.split(['/', '[', ']', '?', '=', '@']).filter_map(|part| {
         let host = part.rsplit_once(':').map_or(part, |(host, _)| host);
-        [part, host].into_iter().find(|host| host.parse::<IpAddr>().is_ok())
+        [part, host].into_iter().find(|host| is_address(host))
     })
+}
+
+/// Whether it is an address, perhaps of one interface.
+fn is_address(host: &str) -> bool {
+    host.split('%').next().is_some_and(|address| address.parse::<IpAddr>().is_ok())
 }
 
 /// Replaces `name`, except inside a longer word.
@@ -129,7 +139,7 @@ mod tests {
     #[test]
     fn no_name_is_left_and_the_rest_can_be_read() {
         let text = "vol: 0 8 pcache /dev/mapper/secret--vg-fast /data/big\\\\ disk.img writeback\n\
-                    \"/data/big disk.img\"\n\
+                    also /srv/tall\\ (Ann\\ Lee).img '/opt/wide disk.img', [fe80::7%2]:9180\n\
                     export nbd://backup.example.org:10809/vol?socket=/run/udm/hidden.sock\n\
                     metrics 192.0.2.7:9180, [2001:db8::1]:9180; 512/1024 blocks, vol-2, volume";
         let done = anonymous(text, &["vol", "myhost"]);
@@ -138,6 +148,11 @@ mod tests {
             "data",
             "big",
             "disk.img",
+            "tall",
+            "Ann",
+            "Lee",
+            "wide",
+            "fe80",
             "backup",
             "example",
             "hidden",

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 /// The longest request head.
 const HEAD_BYTES_MAX: usize = 8192;
 
-/// How long a whole exchange may take.
+/// How long a request may take to arrive, and an answer to be taken.
 const EXCHANGE_MAX: Duration = Duration::from_secs(5);
 
 /// Listens at `address`; returns the actual address, for port 0.
@@ -35,7 +35,6 @@ pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> Result<String>) {
 
 fn answer(mut stream: TcpStream, text: &dyn Fn() -> Result<String>) -> Result<()> {
     let deadline = Instant::now() + EXCHANGE_MAX;
-    stream.set_write_timeout(Some(EXCHANGE_MAX))?;
     let head = read_head(&mut stream, deadline)?;
     let (status, body) = match route(&head) {
         Route::Metrics => match text() {
@@ -51,7 +50,24 @@ fn answer(mut stream: TcpStream, text: &dyn Fn() -> Result<String>) -> Result<()
          Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     );
-    stream.write_all(reply.as_bytes())?;
+    send(&mut stream, reply.as_bytes(), Instant::now() + EXCHANGE_MAX)
+}
+
+/// Writes all of it until `deadline`, however small the pieces are that the peer takes.
+fn send(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            bail!("the peer takes the answer too slowly");
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => bail!("the peer takes no more"),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(())
 }
 

@@ -17,10 +17,12 @@ use crate::config;
 use crate::control::QUESTION_TIMEOUT;
 use crate::log::{now_seconds, timestamp};
 use crate::output::{print, print_line};
-use crate::runtime::RuntimeDir;
+use crate::runtime::{DeviceName, RuntimeDir};
 
 /// The end of the log that a report has.
 const LOG_BYTES_MAX: u64 = 256 << 10;
+/// Characters of a device's name in the short name of its server's process.
+const COMM_CHARS: usize = 10;
 /// The longest file of other kinds that a report has.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -55,9 +57,9 @@ pub fn report(args: &ReportArgs) -> Result<()> {
         section(&mut text, &format!("file {}", path.display()), &end_of(&path, most));
     }
     if args.anonymous {
-        let host = rustix::system::uname();
-        let host = host.nodename().to_string_lossy();
-        text = anonymous(&text, &[name.as_str(), &host]);
+        let names = names_in(&text, &runtime, name);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        text = anonymous(&text, &names);
     }
     match &args.output {
         None => print(&text),
@@ -67,6 +69,29 @@ pub fn report(args: &ReportArgs) -> Result<()> {
             print_line(&format!("{name}: report in {place}"))
         }
     }
+}
+
+/// The names of devices and of the host that a report may have.
+fn names_in(text: &str, runtime: &RuntimeDir, name: &DeviceName) -> Vec<String> {
+    let mut names = vec![name.to_string()];
+    names.extend(runtime.names().unwrap_or_default().iter().map(ToString::to_string));
+    let files = config::files_in(&config::folder()).unwrap_or_default();
+    names.extend(files.iter().filter_map(|path| Some(config::name_of(path).ok()?.to_string())));
+    for line in text.lines() {
+        // Lines of the log begin with a time and a device, which may have been renamed.
+        let mut words = line.split(' ');
+        let is_time = words.next().is_some_and(|word| word.len() == 20 && word.ends_with('Z'));
+        let device = words.next().and_then(|word| word.strip_suffix(':')).filter(|_| is_time);
+        names.extend(device.map(str::to_owned));
+    }
+    // The kernel knows a server by the beginning of its title.
+    let short: Vec<String> = names.iter().map(|it| it.chars().take(COMM_CHARS).collect()).collect();
+    names.extend(short);
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    names.extend(host.split('.').next().map(str::to_owned));
+    names.push(host.into_owned());
+    names
 }
 
 /// The versions and the machine.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -120,11 +121,24 @@ pub fn save(args: &SaveArgs) -> Result<()> {
     }
 }
 
-/// Writes a whole file, or leaves the old one.
+/// Writes a whole file, or leaves the old one, whose rights it keeps. Links are followed. A pipe, a
+/// terminal and the like are written to, and stay what they are.
 pub(super) fn replace(path: &Path, text: &str) -> Result<()> {
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let old = std::fs::metadata(path).ok();
+    if let Some(old) = old.as_ref().filter(|old| !old.is_file()) {
+        if old.is_dir() || old.file_type().is_block_device() {
+            bail!("this is not a file that can be replaced");
+        }
+        std::fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())?;
+        return Ok(());
+    }
     let name = path.file_name().context("no file name")?.to_string_lossy();
     let new = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let written = std::fs::File::create_new(&new).and_then(|mut file| {
+        if let Some(old) = &old {
+            file.set_permissions(old.permissions())?;
+        }
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, path)
