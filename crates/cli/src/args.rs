@@ -461,7 +461,8 @@ udm asks all servers in parallel, and waits for 10 seconds.
 
 --all also lists the devices of the configuration files that no server serves. STATE is then stopped
 or in use (another server or program has a cache of the device open). DIRTY is - if udm cannot read
-a cache; a note has the reason. udm waits for a cache for 30 seconds.
+a cache; a note has the reason. udm waits for the caches of a file for 30 seconds. A file is also
+listed if a server has its name, but not its caches; a note reports that.
 
 Examples:
   udm ls

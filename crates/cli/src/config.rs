@@ -24,7 +24,9 @@ use udm_export::Uri;
 use crate::args::{BlockSize, CreateArgs, POLICIES, QUEUES_MAX, SetupArgs, block_size, cache_mode};
 use crate::output::Usage;
 
-pub use files::{EXTENSION, escaped, file_of, files_in, folder, name_of, read, shown, text_of};
+pub use files::{
+    EXTENSION, FOLDER, escaped, file_of, files_in, folder, name_of, read, shown, text_of,
+};
 
 /// More mistakes of a file are not listed.
 const MISTAKES_MAX: usize = 100;
@@ -144,7 +146,7 @@ impl Check<'_> {
                 "mode" => config.mode = self.text(value, |text| cache_mode(&text)),
                 "policy" => config.policy = self.text(value, policy_of),
                 "block_size" => config.block_size = self.text(value, |text| block_size(&text)),
-                "exports" => config.exports = self.texts(value, export_of),
+                "exports" => config.exports = self.exports(value),
                 "queues" => config.queues = self.number(value),
                 "metrics" => config.metrics = self.text(value, address_of),
                 other => self.wrong(key.span().start, unknown(other)),
@@ -199,6 +201,18 @@ impl Check<'_> {
             return Vec::new();
         };
         values.iter().filter_map(|value| self.text(value, &of)).collect()
+    }
+
+    /// Exports that can be open at the same time.
+    fn exports(&mut self, value: &Given<'_>) -> Vec<String> {
+        let exports = self.texts(value, export_of);
+        let uris: Vec<_> = exports.iter().filter_map(|uri| uri.parse::<Uri>().ok()).collect();
+        for (nth, uri) in uris.iter().enumerate() {
+            if uris[..nth].iter().any(|other| uri.excludes(other)) {
+                self.wrong(value.span().start, format!("{uri}: its address is there twice"));
+            }
+        }
+        exports
     }
 
     fn number(&mut self, value: &Given<'_>) -> Option<u16> {
@@ -514,6 +528,11 @@ mod tests {
             ("table = '0 8 zero'\ntable = '0 8 zero'\n", "2:1", "duplicate"),
             ("table = '0 8 zero'\nqueues = 0\n", "2:10", "from 1 to 64"),
             ("table = '0 8 zero'\nqueues = 1.5\n", "2:10", "from 1 to 64"),
+            (
+                "table = '0 8 zero'\nexports = ['nbd+unix:///a', 'nbd+unix:///x?socket=/a']\n",
+                "2:11",
+                "its address is there twice",
+            ),
         ] {
             let found = mistakes(text);
             let is_there = |line: &String| line.starts_with(place) && line.contains(what);

@@ -73,11 +73,14 @@ pub struct DiffArgs {
 #[command(after_help = "\
 It changes the exports without a restart: it opens the new ones, and then closes the old ones. An
 export with clients stays open without --force. For the table, the queues and the address of
-metrics, it prints the command that restarts the device. If a file has a mistake, or a new export
-cannot be opened, the devices do not change.
+metrics, it prints the command that restarts the device. If a file has a mistake, no device changes.
+If a new export cannot be opened, it closes the new exports of the device and opens the old ones
+again. The error lists exports for which that failed. Clients that --force disconnected must connect
+again.
 
 The exit code is 0 if all exports are as the files say, even if a restart is needed; `udm diff`
-tells the rest. It is 1 if a change failed or an export with clients stayed open.
+tells the rest. It is 1 if a change failed or an export with clients stayed open. With --all, a
+stopped device does not change the exit code, and a dead or hung one makes it 1.
 
 Examples:
   udm apply vol --dry-run

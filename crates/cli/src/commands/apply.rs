@@ -4,7 +4,7 @@ mod settings;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use serde_json::{Value, json};
 use udm_export::Uri;
 
@@ -52,14 +52,14 @@ impl Pair {
         }
     }
 
-    /// The systemd service of the device, which reads the file at the default place.
+    /// The systemd service of the device, which reads the file in `/etc/udm`.
     fn service(&self) -> String {
         format!("udm@{}", self.name)
     }
 
     /// The command that starts or restarts the service with this file.
     fn with_service(&self, verb: &str) -> String {
-        let usual = config::file_of(&self.name);
+        let usual = Path::new(config::FOLDER).join(format!("{}.{EXTENSION}", self.name));
         let command = format!("systemctl {verb} {}", self.service());
         match usual == self.file {
             true => command,
@@ -183,7 +183,8 @@ fn apply_all(runtime: &RuntimeDir, args: &ApplyArgs) -> Result<()> {
             let mut client = match pair.connect(runtime)? {
                 Ok(client) => client,
                 Err(it) => {
-                    return Ok((format!("{}: {}", pair.name, it.line()), it.json(pair), true));
+                    let is_well = it.state == "stopped";
+                    return Ok((format!("{}: {}", pair.name, it.line()), it.json(pair), is_well));
                 }
             };
             let wanted =
@@ -287,13 +288,7 @@ fn carry_out(exports: &Exports, client: &mut Client, force: bool, done: &mut Don
     for uri in first {
         match open(client, uri) {
             Ok(opened) => done.opened.push(opened),
-            Err(error) => {
-                for uri in &done.opened {
-                    // It had a client for a moment at most.
-                    let _ = close(client, uri, true);
-                }
-                return Err(error);
-            }
+            Err(error) => return Err(put_back(client, done, force, error)),
         }
     }
     for old in &exports.old {
@@ -313,16 +308,33 @@ fn carry_out(exports: &Exports, client: &mut Client, force: bool, done: &mut Don
         }
         match open(client, uri) {
             Ok(opened) => done.opened.push(opened),
-            Err(error) => {
-                for old in done.closed.iter().filter(|old| in_way(old)) {
-                    let again = old.parse().map_err(anyhow::Error::from);
-                    again.and_then(|old| open(client, &old)).context("it is closed now")?;
-                }
-                return Err(error);
-            }
+            Err(error) => return Err(put_back(client, done, force, error)),
         }
     }
     Ok(())
+}
+
+/// Closes the opened exports, and opens the closed ones again. Returns `error`, with the exports
+/// for which this failed.
+fn put_back(client: &mut Client, done: &Done, force: bool, error: Error) -> Error {
+    let mut more = String::new();
+    for uri in &done.opened {
+        // It had a client for a moment at most.
+        if let Err(why) = close(client, uri, true) {
+            more += &format!("; and {uri} stays open: {why:#}");
+        }
+    }
+    for uri in &done.closed {
+        let old = uri.parse::<Uri>().map_err(Error::from);
+        match old.and_then(|old| open(client, &old)) {
+            Ok(_) if force => {
+                more += &format!("; {uri} is open again, but --force disconnected its clients");
+            }
+            Ok(_) => {}
+            Err(why) => more += &format!("; and {uri} is closed now: {why:#}"),
+        }
+    }
+    if more.is_empty() { error } else { anyhow!("{error:#}{more}") }
 }
 
 /// The changes that would be made.
@@ -361,4 +373,24 @@ fn open(client: &mut Client, uri: &Uri) -> Result<String> {
 
 fn close(client: &mut Client, uri: &str, force: bool) -> Result<()> {
     client.order("Unexport", json!({ "uri": uri, "force": force })).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The unit has this path, whatever the folder of the other commands is.
+    #[test]
+    fn the_service_reads_its_file_in_etc() {
+        let command = |file: &str| {
+            Pair { name: "v".parse().unwrap(), file: file.into() }.with_service("start")
+        };
+        assert_eq!(command("/etc/udm/v.conf"), "systemctl start udm@v");
+        assert_eq!(
+            command("/srv/v.conf"),
+            "cp /srv/v.conf /etc/udm/v.conf && systemctl start udm@v"
+        );
+    }
 }

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
 use super::rpc::{Heard, ask_all, ask_each};
-use super::{explain, exports, print_answers, stopped};
+use super::stopped::{self, Server};
+use super::{explain, exports, print_answers};
 use crate::args::watch::MetricsArgs;
 use crate::args::{InfoArgs, LsArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
@@ -369,14 +370,15 @@ fn summaries(runtime: &RuntimeDir, with_stopped: bool) -> Result<Vec<Value>> {
             Heard::NoDevice(_) => continue,
             Heard::Lost(state, why) => {
                 print_note(&format!("{why:#}"));
+                listed.push(Server { name: name.clone(), table: None });
                 lost(name, state)
             }
             Heard::Answer(info) => {
                 print_notes(name.as_str(), &info);
+                listed.push(Server::of(name, &info));
                 summary(&info)
             }
         });
-        listed.push(name.clone());
     }
     if with_stopped {
         for summary in stopped::summaries(&listed)? {

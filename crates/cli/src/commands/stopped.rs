@@ -1,5 +1,6 @@
 //! Devices that have a configuration file and that no server serves, for `ls --all`: the data that
-//! only their caches hold.
+//! only their caches hold. A file whose caches are not in the table of the server with its name is
+//! listed too.
 //!
 //! Each cache is read by a process of its own, `udm inspect`. A process that waits for a device in
 //! the kernel cannot be ended, and this command must not wait for it. A cache that cannot be read
@@ -12,13 +13,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use udm::build::{Opener, SystemOpener};
-use udm::table::{Table, Word};
+use udm::table::{DeviceWord, Table, Word};
 use udm::targets::{self, WordRole};
 use udm::units::human_bytes;
 
@@ -27,7 +28,7 @@ use crate::config::{self, Config, shown};
 use crate::output::without_numbers;
 use crate::runtime::DeviceName;
 
-/// How long a cache may take to answer.
+/// How long the caches of a file may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// At most this many caches are read at a time.
@@ -48,23 +49,81 @@ struct Seen {
     is_in_use: bool,
 }
 
-/// The devices of configuration files, except `served`, each in the form of `ls --json`.
-pub fn summaries(served: &[DeviceName]) -> Result<Vec<Value>> {
+/// A device that has a server.
+pub struct Server {
+    /// The device's name.
+    pub name: DeviceName,
+    /// The active table; `None` if the server does not answer.
+    pub table: Option<String>,
+}
+
+impl Server {
+    /// The server of the device `name`, with the table from its answer to `Info`.
+    pub fn of(name: &DeviceName, info: &Value) -> Server {
+        let table = info["lines"].as_array().map(|lines| {
+            let texts = lines.iter().filter_map(|line| line["table"].as_str());
+            texts.collect::<Vec<_>>().join("\n")
+        });
+        Server { name: name.clone(), table }
+    }
+
+    /// Whether the file at `path` has a cache that is not in the table of this server.
+    fn lacks_cache_of(&self, path: &Path) -> bool {
+        let (Some(table), Ok(config)) = (&self.table, config::read(path)) else { return false };
+        let actual = Config { table: Some(table.clone()), ..Config::default() };
+        let actual = caches(&actual, &mut Vec::new());
+        let wanted = caches(&config, &mut Vec::new());
+        wanted.iter().any(|cache| !actual.iter().any(|other| cache.is_at(other)))
+    }
+}
+
+impl Cache {
+    /// Whether both are at the same place of the same device.
+    fn is_at(&self, other: &Cache) -> bool {
+        let (Some(one), Some(two)) = (self.device(), other.device()) else {
+            return self.word == other.word && self.start_sector == other.start_sector;
+        };
+        self.start_sector == other.start_sector
+            && one.options.area.start() == two.options.area.start()
+            && (one.path == two.path
+                || node(&one.path).is_some_and(|it| Some(it) == node(&two.path)))
+    }
+
+    fn device(&self) -> Option<DeviceWord> {
+        let device = Word::new(&*self.word).device().ok()?;
+        SystemOpener::without_memory().resolve(&device).ok()
+    }
+}
+
+/// The number of a block device, or the file system and number of a file.
+fn node(path: &str) -> Option<(u64, u64)> {
+    let meta = std::fs::metadata(path).ok()?;
+    match meta.rdev() {
+        0 => Some((meta.dev(), meta.ino())),
+        number => Some((0, number)),
+    }
+}
+
+/// The devices of configuration files that `servers` do not serve, each in the form of `ls --json`.
+pub fn summaries(servers: &[Server]) -> Result<Vec<Value>> {
     let mut files = Vec::new();
     for path in config::files_in(&config::folder())? {
         let name = config::name_of(&path);
-        if !name.as_ref().is_ok_and(|name| served.contains(name)) {
-            files.push((name, path));
+        let known = name.as_ref().ok();
+        let server = known.and_then(|name| servers.iter().find(|server| server.name == *name));
+        let is_served = server.is_some();
+        if server.is_none_or(|server| server.lacks_cache_of(&path)) {
+            files.push((name, path, is_served));
         }
     }
     let next = AtomicUsize::new(0);
     let slots: Vec<Mutex<Option<Value>>> = files.iter().map(|_| Mutex::default()).collect();
     let work = || {
-        while let Some((at, (name, path))) = {
+        while let Some((at, (name, path, is_served))) = {
             let at = next.fetch_add(1, Ordering::Relaxed);
             files.get(at).map(|file| (at, file))
         } {
-            let summary = summary(name, path);
+            let summary = summary(name, path, *is_served);
             if let Ok(mut slot) = slots[at].lock() {
                 *slot = Some(summary);
             }
@@ -79,8 +138,12 @@ pub fn summaries(served: &[DeviceName]) -> Result<Vec<Value>> {
     Ok(slots.into_iter().filter_map(|slot| slot.into_inner().ok().flatten()).collect())
 }
 
-fn summary(name: &Result<DeviceName>, path: &Path) -> Value {
+/// `is_served`: a server with another table has the name.
+fn summary(name: &Result<DeviceName>, path: &Path, is_served: bool) -> Value {
     let mut notes = Vec::new();
+    if is_served {
+        notes.push("a server with another table has this name".to_owned());
+    }
     let mut targets = Vec::new();
     let mut seen = Seen::default();
     let found = name.as_ref().map_err(|error| anyhow!("{error:#}"));
@@ -88,7 +151,9 @@ fn summary(name: &Result<DeviceName>, path: &Path) -> Value {
         Err(error) => notes.push(without_numbers(&format!("{error:#}"))),
         Ok(config) => {
             let caches = caches(&config, &mut targets);
-            let read: Vec<_> = caches.iter().map(|cache| (&*cache.word, inspect(cache))).collect();
+            let deadline = Instant::now() + PATIENCE;
+            let read = caches.iter().map(|cache| (&*cache.word, inspect(cache, deadline)));
+            let read: Vec<_> = read.collect();
             targets.extend(read.iter().filter_map(|(_, found)| {
                 let format = found.as_ref().ok()?["format"].as_str();
                 format.filter(|_| config.fast.is_some()).map(str::to_owned)
@@ -194,11 +259,16 @@ fn kernel_device_on(word: &str) -> Option<String> {
 }
 
 /// The answer of `udm inspect --json` about a cache.
-fn inspect(cache: &Cache) -> Result<Value> {
+fn inspect(cache: &Cache, deadline: Instant) -> Result<Value> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        let seconds = PATIENCE.as_secs();
+        bail!("it was not read: the other caches of the file took {seconds} s");
+    }
     let sector = cache.start_sector.to_string();
     let mut command = Command::new("/proc/self/exe");
     command.args(["inspect", "--json", "--start-sector", &sector, "--", &cache.word]);
-    let output = output_within(&mut command, PATIENCE)?;
+    let output = output_within(&mut command, left)?;
     if output.status.success() {
         return serde_json::from_slice(&output.stdout).context("its contents");
     }
@@ -224,7 +294,7 @@ fn output_within(command: &mut Command, patience: Duration) -> Result<Output> {
     }
     // The process may have ended meanwhile.
     let _ = pidfd_send_signal(&handle, Signal::KILL);
-    bail!("it has not answered for {} s", patience.as_secs_f64())
+    bail!("it has not answered for {} s", (patience.as_secs_f64() * 10.0).round() / 10.0)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use super::{Config, parse};
 use crate::directory;
 use crate::runtime::DeviceName;
 
-/// The folder of the files that are used if none is named.
-const FOLDER: &str = "/etc/udm";
+/// The folder of the files that are used if none is named. The systemd units always use it.
+pub const FOLDER: &str = "/etc/udm";
 /// The extension of a configuration file's name.
 pub const EXTENSION: &str = "conf";
 /// The right of users other than the owner and its group.

@@ -89,6 +89,8 @@ fn a_device_that_does_not_run_is_created_by_the_printed_command() {
     udm.kill_server("v");
     let outcome = udm.run(&["diff", "v"]);
     assert_eq!((outcome.code, outcome.out), (1, format!("v: dead: `{command}` starts it\n")));
+    let outcome = udm.run(&["apply", "--all"]);
+    assert_eq!((outcome.code, outcome.out), (1, format!("v: dead: `{command}` starts it\n")));
 }
 
 /// The file names devices: the table is the one that `create` would use.
@@ -206,6 +208,26 @@ fn a_failure_changes_nothing() {
     std::fs::remove_file(udm.path("etc/other.conf")).unwrap();
     let all = udm.ok(&["apply", "--all"]);
     assert_eq!(all, format!("v: opened {two}\nv: closed {one}\n"));
+}
+
+/// The old exports were closed before the new one with the address of one of them failed.
+#[test]
+fn closed_exports_are_opened_again() {
+    let udm = Udm::new();
+    let [one, two, three] = ["one.sock", "two.sock", "three.sock"].map(|name| udm.uri(name));
+    create(&udm, &exports(&[&one, &two]));
+    // The owner is looked up when the socket is bound.
+    change(&udm, &exports(&[&format!("{one}?owner=nosuchuser"), &three]));
+    let refused = udm.refused(&["apply", "v"]);
+    assert!(refused.contains("nosuchuser"), "{refused}");
+    assert!(!refused.contains("closed now") && !refused.contains("stays open"), "{refused}");
+    assert!(is_open(&udm, "one.sock") && is_open(&udm, "two.sock"));
+    assert!(!is_open(&udm, "three.sock"));
+    let refused = udm.refused(&["apply", "v", "--force"]);
+    assert!(refused.contains(&format!("; {two} is open again, but --force ")), "{refused}");
+    for uri in [&one, &two] {
+        assert!(read_export(&udm, uri).iter().all(|byte| *byte == 0));
+    }
 }
 
 /// The printed command restarts the device with the rest of its file.

@@ -56,6 +56,31 @@ fn devices_that_are_not_served_are_listed() {
     assert_eq!(udm.ok(&["ls"]), "No devices found\n");
 }
 
+/// The cache of a file is listed even if a server with another table has the file's name.
+#[test]
+fn a_server_of_the_same_name_hides_no_cache() {
+    let udm = Udm::new();
+    std::fs::create_dir(udm.path("etc")).unwrap();
+    let (origin, fast) = (udm.file("o", 16 * MIB), udm.file("f", 64 * MIB));
+    let uri = udm.uri("s.sock");
+    let content = of_devices(text(&origin), text(&fast), "writecache", &uri);
+    let file = write(&udm, "etc/w.conf", &content);
+    let rows = || {
+        let all = udm.json(&["ls", "--all"]);
+        let rows = all.as_array().unwrap().iter();
+        rows.map(|row| (row["state"].clone(), row["dirty_bytes"].clone())).collect::<Vec<_>>()
+    };
+    udm.ok(&["create", "--config", text(&file)]);
+    write_export(&udm, &uri, &pattern(1, MIB as usize));
+    assert_eq!(rows().len(), 1, "its server has the cache");
+    udm.ok(&["remove", "w"]);
+    udm.ok(&["create", "w", "--table", "0 8 zero"]);
+    let row = |state: &str, dirty_bytes: u64| (Value::from(state), Value::from(dirty_bytes));
+    assert_eq!(rows(), [row("active", 0), row("stopped", MIB)]);
+    let notes = udm.run(&["ls", "--all"]).err;
+    assert!(notes.contains("w: a server with another table has this name"), "{notes}");
+}
+
 /// A cache that cannot be read, or that another server has, is never reported as clean.
 #[test]
 fn caches_that_are_not_readable_are_not_clean() {

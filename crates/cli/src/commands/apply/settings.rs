@@ -40,15 +40,9 @@ impl Settings {
             (None, Some(args)) => setup::compose(name.as_str(), &args, false)?.table,
             (None, None) => bail!("no device: give table, or origin and fast"),
         };
-        let exports = uris(&config.exports)?;
-        for (nth, uri) in exports.iter().enumerate() {
-            if exports[..nth].iter().any(|other| uri.excludes(other)) {
-                bail!("{uri}: its address is there twice");
-            }
-        }
         Ok(Settings {
             table: in_one_form(&table)?,
-            exports,
+            exports: uris(&config.exports)?,
             queues: config.queues.unwrap_or(QUEUES_MAX),
             metrics: config.metrics,
         })
