@@ -381,7 +381,7 @@ mod tests {
 
     use super::*;
 
-    /// The unit has this path, whatever the folder of the other commands is.
+    // The path in the unit. Other commands may use another folder.
     #[test]
     fn the_service_reads_its_file_in_etc() {
         let command = |file: &str| {
