@@ -77,8 +77,8 @@ test:
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	@CARGO=$(CARGO) scripts/run-tests.sh
 
-# Longer: lints, deliberate bugs and races that the tests must find, all crash states and studies,
-# fuzzing, and 20 cases of servers that are killed. Each step has a limit, about five times what
+# Longer: lints, deliberate bugs and races that the tests must find, a quarter of the schedules,
+# studies, fuzzing, and 20 cases of servers that are killed. Each step has a limit, about five times what
 # it takes on two idle cores (scripts/steps.sh).
 prove:
 	@scripts/install-tools.sh
@@ -94,7 +94,7 @@ prove:
 	  'deliberate bugs of pcache' 600 '$(PCACHE_NET)' \
 	  'orderly ends' 600 '$(ENDS)' \
 	  simulation 600 '$(SIMULATE)' \
-	  schedules 1800 '$(SCHEDULES)' \
+	  schedules 1500 'SCHEDULES_SHARE=4 $(SCHEDULES)' \
 	  'memory orderings' 600 '$(ORDERINGS)' \
 	  "fio's engine" 600 'scripts/fio-engine.sh check' \
 	  'newer tools' 300 'scripts/newer-tools.sh check' \

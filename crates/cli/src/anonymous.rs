@@ -70,6 +70,9 @@ pub fn anonymous(text: &str, own: &[&str]) -> String {
         let word = word.trim_end_matches(['.', ':']);
         if word.contains('/') || word.contains(JOINT) {
             names.extend(word.split(is_inside).filter(|part| is_name(part)).map(str::to_owned));
+            // Elsewhere, as in the log, the same path may stand unescaped.
+            let whole = word.split(|c| is_inside(c) && !JOINT.contains(c));
+            names.extend(whole.filter(|part| is_name(part)).map(|part| part.replace(JOINT, " ")));
         }
         names.extend(addresses(word).map(str::to_owned));
     }
@@ -142,7 +145,8 @@ mod tests {
                     also /srv/tall\\ (Ann\\ Lee).img '/opt/wide disk.img', [fe80::7%2]:9180\n\
                     export nbd://backup.example.org:10809/vol?socket=/run/udm/hidden.sock\n\
                     metrics 192.0.2.7:9180, [2001:db8::1]:9180; 512/1024 blocks, vol-2, volume";
-        let done = anonymous(text, &["vol", "myhost"]);
+        let text = format!("{text}\nlog: cannot read /data/big disk.img: I/O error");
+        let done = anonymous(&text, &["vol", "myhost"]);
         let names = [
             "secret",
             "data",

@@ -92,6 +92,8 @@ list_mutants! {
     WaitingUntold,
     /// A new failure overwrites the previous one if no write came in between.
     FailureForgetsEarlier,
+    /// An error that is answered while a write is in flight counts for that write as well.
+    ErrorForgivesInFlight,
     }
 
     /// Bugs that only a lazy file shows.
@@ -124,6 +126,12 @@ list_mutants! {
     StalePart,
     /// A part is written without the FUA of its request.
     PartForgetsFua,
+    }
+
+    /// Bugs that need a suspend while the background is at work.
+    SUSPENDS {
+    /// pcache: a suspend logs the open keys before the background has stopped.
+    SuspendedLate,
     }
 
     /// Bugs that need tables of several lines, or requests of several pieces of which some fail.

@@ -4,6 +4,9 @@
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
 
+#[path = "ends/failing.rs"]
+mod failing;
+
 use std::sync::Arc;
 
 use udm::bio::{Bio, Op};

@@ -147,6 +147,8 @@ list_mutants! {
     HalfWrittenClean,
     /// The medium does not record that a device failed a flush.
     DoubtUntold,
+    /// New metadata forgets that a device failed a flush.
+    DoubtFormatted,
     /// The next server takes the data of a cache device that failed a flush for durable.
     LostKeptAsIs,
     }

@@ -35,10 +35,11 @@ use super::data_device::DataDevice;
 use super::doubt::write_again;
 use super::metadata::bits::Bits;
 use super::metadata::block::{Block, BlockKind};
+use super::metadata::format::format_in_doubt;
 use super::metadata::source::{Source, read_each, read_one};
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
 use super::metadata::transaction::erase_superblock;
-use super::metadata::{BLOCK_BYTES, Change, Contents, Writer, format, load};
+use super::metadata::{BLOCK_BYTES, Change, Contents, Doubt, Writer, load};
 use super::origin;
 use super::plan::Plan;
 use super::policy::{Policy, Probation, Rules, Shape, Smq, Uses};
@@ -210,7 +211,12 @@ fn prepare(args: &TableArgs, devices: &Devices, options: &OpenOptions) -> Result
         Err(_) => {}
     }
     let version = if args.features.has_metadata2 { 2 } else { 1 };
-    let mut formatted = format(disk.blocks(), args.block_sectors, version)
+    // A new cache over devices that failed a flush has the mark of the old one.
+    let doubt = match is_foreign || mutants::is(Mutant::DoubtFormatted) {
+        true => Doubt::default(),
+        false => Superblock::unchecked(&block).doubt,
+    };
+    let mut formatted = format_in_doubt(disk.blocks(), args.block_sectors, version, doubt)
         .map_err(|error| error.at(NO_METADATA))?;
     if !options.force_format {
         let looked = [disk, &devices.cache].map(|disk| (disk, probe::cache_disk(disk, 0)));

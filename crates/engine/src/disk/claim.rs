@@ -156,9 +156,9 @@ fn lock_bytes(file: BorrowedFd<'_>, mode: OpenMode) -> Result<(), Unclaimed> {
 }
 
 /// Takes a lock. A lock outlives its closed descriptor as long as a child of another thread has a
-/// copy, from its fork to its exec; so udm retries for a tenth of a second before it reports a
-/// lock.
-fn soon(lock: impl Fn() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+/// copy, from its fork to its exec, and [`is_in_use`] holds one for a moment; so udm retries for a
+/// tenth of a second before it reports a lock.
+pub(super) fn soon<T>(lock: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     for _ in 0..50 {
         match lock() {
             Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(2)),

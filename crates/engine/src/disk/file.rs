@@ -132,9 +132,7 @@ impl Disk for FileDisk {
         }
         let at = self.files.start + io.offset;
         let write = is_change.then(|| self.files.whole.begin_write(at, io.len));
-        if is_change {
-            self.files.flushing.begin_write(ring);
-        }
+        let begun = if is_change { self.files.flushing.begin_write(ring) } else { 0 };
         if way == Way::Allocate(0) && (io.op == Op::Discard || !self.files.keeps_room()) {
             self.files.whole.punched();
         }
@@ -142,6 +140,7 @@ impl Disk for FileDisk {
             io,
             files: self.files.clone(),
             write: write.flatten(),
+            begun,
             way,
             done: 0,
             retries: 0,
@@ -306,6 +305,8 @@ struct FileJob {
     files: Arc<Files>,
     /// The ticket of a write to a file in flight.
     write: Option<u64>,
+    /// When a change began, for [`Flushing::end_write`](super::flushing::Flushing::end_write).
+    begun: u64,
     way: Way,
     /// Bytes done so far.
     done: u64,
@@ -524,7 +525,7 @@ impl FileJob {
         match (self.io.op, self.lead.take()) {
             (Op::Flush, Some(lead)) => result = lead.end(result),
             (Op::Flush | Op::Read, _) => {}
-            _ => self.files.flushing.end_write(self.ring),
+            _ => self.files.flushing.end_write(self.ring, self.begun),
         }
         if let (Op::Flush, Ok(()), Some(lazy)) = (self.io.op, result, &self.files.lazy) {
             lazy.flushed();

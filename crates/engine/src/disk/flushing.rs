@@ -69,14 +69,18 @@ impl Drop for Lead {
 }
 
 impl Flushing {
-    /// A thread begins a write, discard or the like.
-    pub(super) fn begin_write(&self, ring: &Ring<DiskIo>) {
-        lock(&self.flushes).pending_errors.begin_write(ring.id(), || ring.life());
+    /// A thread begins a write, discard or the like. Pass the result to
+    /// [`Flushing::end_write`].
+    pub(super) fn begin_write(&self, ring: &Ring<DiskIo>) -> u64 {
+        lock(&self.flushes).pending_errors.begin_write(ring.id(), || ring.life())
     }
 
-    /// The change has ended, successfully or not.
-    pub(super) fn end_write(&self, ring: u64) {
-        lock(&self.flushes).pending_errors.end_write(ring);
+    /// The change that had `begun` then has ended, successfully or not.
+    pub(super) fn end_write(&self, ring: u64, begun: u64) {
+        let mut flushes = lock(&self.flushes);
+        if flushes.pending_errors.end_write(ring, begun) {
+            self.note(&flushes);
+        }
     }
 
     /// Whether a ring has a pending error.

@@ -23,7 +23,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::flushing::Flushing;
 use super::pacer::{Pacer, Run, Step, Usage, Writer};
@@ -401,22 +401,34 @@ impl Background {
         self.shared.leave(pacer);
     }
 
-    /// Sleeps until a step is due.
+    /// Sleeps until a step is due, or until the file had no step for [`IDLE`]. Wake-ups for other
+    /// files do not make this longer.
     fn rest<'a>(
         &'a self,
-        pacer: MutexGuard<'a, Pacer<Parked>>,
+        mut pacer: MutexGuard<'a, Pacer<Parked>>,
         is_dirty: bool,
     ) -> MutexGuard<'a, Pacer<Parked>> {
+        let until = Instant::now() + IDLE;
         self.shared.sleepers.fetch_add(1, Ordering::Relaxed);
-        let (mut pacer, waited) = self
-            .shared
-            .bell
-            .wait_timeout(pacer, IDLE)
-            .expect("a thread panicked while it held this lock");
-        self.shared.sleepers.fetch_sub(1, Ordering::Relaxed);
-        if waited.timed_out() && is_dirty {
-            pacer.idle(self.number);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let (back, waited) = self
+                .shared
+                .bell
+                .wait_timeout(pacer, left)
+                .expect("a thread panicked while it held this lock");
+            pacer = back;
+            if pacer.is_due(self.number) {
+                break;
+            }
+            if waited.timed_out() {
+                if is_dirty {
+                    pacer.idle(self.number);
+                }
+                break;
+            }
         }
+        self.shared.sleepers.fetch_sub(1, Ordering::Relaxed);
         pacer
     }
 }

@@ -412,8 +412,13 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
             return Err(Error::new(Kind::Invalid, format!("{name} {why}")));
         }
     }
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::BUSY => busy(holders::of_device(path)),
+    // Another program of udm may look at this moment whether the device is in use.
+    let open = claim::soon(|| match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::BUSY) => Err(rustix::io::Errno::WOULDBLOCK),
+        opened => opened,
+    });
+    let file = open.map_err(|errno| match errno {
+        rustix::io::Errno::WOULDBLOCK => busy(holders::of_device(path)),
         rustix::io::Errno::ROFS => read_only(name, "cannot be written"),
         rustix::io::Errno::ACCESS if may_read(path) => {
             read_only(name, "may not be written by this user")

@@ -6,7 +6,8 @@
 //! its writes in flight, dirty, or in write-out. A page that was dirty already still counts for the
 //! writer that holds it.
 //!
-//! 1. All held bytes fit into the budget.
+//! 1. All held bytes fit into the budget. One write may exceed it and rule 2, if its file holds no
+//!    bytes. So stuck files cannot stop other files.
 //! 2. A file holds at most [`SHARES`] times the free part of the budget, and a writer at most that
 //!    many times the free part of its file's share. So a writer that runs ahead has to wait while
 //!    there is still free budget, and a writer that holds little can use that. The bytes of a stuck
@@ -338,16 +339,19 @@ impl<W> Pacer<W> {
             // It may be larger than the budget, which shrinks when a file is closed.
             return true;
         }
+        let by_file = self.files.get(&writer.file).map_or(0, |file| file.held);
+        if by_file == 0 && bytes <= self.write_bytes_max() + 2 * PAGE && self.files.len() > 1 {
+            return self.held <= self.budget;
+        }
         let Some(free) = self.budget.checked_sub(self.held + bytes) else { return false };
         let own = self.writers.get(&writer).map_or(0, |share| share.held) + bytes;
         if self.files.len() == 1 {
             let is_alone = self.writers.keys().all(|other| *other == writer);
             return own <= if is_alone { SHARES_ALONE } else { SHARES } * free;
         }
-        let by_file = self.files.get(&writer.file).map_or(0, |file| file.held) + bytes;
         // Each byte that the file takes is one free byte less, and so `SHARES` bytes less for the
         // file.
-        let left = (SHARES * free).checked_sub(by_file).map(|left| left / (SHARES + 1));
+        let left = (SHARES * free).checked_sub(by_file + bytes).map(|left| left / (SHARES + 1));
         left.is_some_and(|left| own <= SHARES * left)
     }
 

@@ -6,6 +6,10 @@
 //! the error once, regardless of the kernel's result for the ring's own flush. The pending error of
 //! a ring that has closed goes to a ring that opens later, which may belong to the same client,
 //! connected again.
+//!
+//! A failure may also lose a part of a write that is in flight. An error that is answered before
+//! that write has ended is not about it: its sender gets the result of the write later, and relies
+//! on the next flush. So the end of such a write counts as a failure of its own.
 
 use std::collections::BTreeMap;
 
@@ -40,28 +44,37 @@ pub(super) struct PendingErrors {
     heirs_from: Option<u64>,
     /// Failures that may have lost something.
     losses: u64,
+    /// All failures.
+    failures: u64,
     /// The number of known rings at which closed ones are searched for.
     crowd: usize,
 }
 
 impl PendingErrors {
-    /// A ring has begun a write, discard or the like.
-    pub(super) fn begin_write(&mut self, ring: u64, life: impl FnOnce() -> Weak<()>) {
+    /// A ring has begun a write, discard or the like. Pass the result to
+    /// [`PendingErrors::end_write`].
+    pub(super) fn begin_write(&mut self, ring: u64, life: impl FnOnce() -> Weak<()>) -> u64 {
         if !self.rings.contains_key(&ring) && self.rings.len() >= self.crowd.max(RINGS_MIN) {
             self.bury();
             self.crowd = 2 * self.rings.len();
         }
         let fresh = || Writes { life: life(), in_flight: 0, ended: 0, is_owed: false };
         self.rings.entry(ring).or_insert_with(fresh).in_flight += 1;
+        self.failures
     }
 
-    /// The write has ended, successfully or not.
-    pub(super) fn end_write(&mut self, ring: u64) {
+    /// The write that had `begun` then has ended, successfully or not. Returns whether an earlier
+    /// failure may have lost a part of it.
+    pub(super) fn end_write(&mut self, ring: u64, begun: u64) -> bool {
         self.now += 1;
+        let loses = begun != self.failures && !mutants::is(Mutant::ErrorForgivesInFlight);
         if let Some(writes) = self.rings.get_mut(&ring) {
             writes.in_flight -= 1;
             writes.ended = self.now;
+            writes.is_owed |= loses;
         }
+        self.losses += u64::from(loses);
+        loses
     }
 
     /// The current moment: a flush that begins now covers the writes that have completed so far.
@@ -79,15 +92,16 @@ impl PendingErrors {
         if mutants::is(Mutant::FailureSaidToOne) {
             return;
         }
+        self.failures += 1;
         self.bury();
         let mut has_lost = self.gone > self.good;
         if has_lost {
             self.heirs_from = Some(next);
         }
         for writes in self.rings.values_mut() {
-            // A ring that already got one error gets another one, because some of its writes may
-            // still be in flight.
-            let loses = writes.in_flight > 0 || writes.ended > self.good;
+            // Writes in flight count when they end.
+            let is_in_flight = writes.in_flight > 0 && mutants::is(Mutant::ErrorForgivesInFlight);
+            let loses = is_in_flight || writes.ended > self.good;
             writes.is_owed &= !mutants::is(Mutant::FailureForgetsEarlier);
             writes.is_owed |= loses;
             has_lost |= loses;

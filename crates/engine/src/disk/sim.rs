@@ -70,6 +70,8 @@ struct Held {
     sequence: u64,
     /// The same moment, for the pending errors.
     moment: u64,
+    /// The same for a change: the result of its `begin_write`.
+    begun: u64,
     /// The effect of a fault on it.
     effect: Option<Effect>,
 }
@@ -324,9 +326,9 @@ impl Disk for SimDisk {
         let mut state = lock(&self.state);
         let effect = state.faults.iter_mut().find_map(|fault| fault.meet(&io));
         let sequence = state.sequence;
-        state.note_start(&io, ring);
+        let begun = state.note_start(&io, ring);
         let moment = state.pending_errors.as_ref().map_or(0, PendingErrors::now);
-        let held = Held { io, ring: ring.id(), sequence, moment, effect };
+        let held = Held { io, ring: ring.id(), sequence, moment, begun, effect };
         if state.is_holding || effect == Some(Effect::Stick) {
             return state.held.push(held);
         }
@@ -402,16 +404,17 @@ impl State {
     }
 
     /// A change begins: recorded for the pending errors.
-    fn note_start(&mut self, io: &DiskIo, ring: &Ring) {
-        if let (Op::Write | Op::WriteZeroes | Op::Discard, Some(pending_errors)) =
-            (io.op, &mut self.pending_errors)
-        {
-            pending_errors.begin_write(ring.id(), || ring.life());
+    fn note_start(&mut self, io: &DiskIo, ring: &Ring) -> u64 {
+        match (io.op, &mut self.pending_errors) {
+            (Op::Write | Op::WriteZeroes | Op::Discard, Some(pending_errors)) => {
+                pending_errors.begin_write(ring.id(), || ring.life())
+            }
+            _ => 0,
         }
     }
 
     fn carry_out(&mut self, held: Held) -> (DiskIo, Result<(), Status>) {
-        let (ring, moment) = (held.ring, held.moment);
+        let (ring, moment, begun) = (held.ring, held.moment, held.begun);
         let (io, result) = self.do_it(held);
         let result = match (io.op, &mut self.pending_errors) {
             (Op::Flush, Some(pending_errors)) => {
@@ -423,7 +426,7 @@ impl State {
             }
             (Op::Read | Op::Flush, _) | (_, None) => result,
             (_, Some(pending_errors)) => {
-                pending_errors.end_write(ring);
+                pending_errors.end_write(ring, begun);
                 result
             }
         };

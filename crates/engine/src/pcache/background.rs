@@ -233,11 +233,21 @@ impl Pcache {
 
     /// Collects, unless a part of the log is still to be replayed: the replay needs the log, and
     /// the data that it names, in the state that the attach found. And data written since must stay
-    /// in the index, where it keeps older keys out.
+    /// in the index, where it keeps older keys out. A suspended cache does not collect, because
+    /// that adds keys to the open sets.
     fn collection_step(&self, work: &mut Work) {
+        if self.has_stopped() {
+            return;
+        }
         if work.replay.is_none() || mutants::is(Mutant::CollectedBeforeReplayed) {
             self.collect(&mut work.sweep);
         }
+    }
+
+    /// Whether collection has to stop, because the cache is suspended.
+    pub(super) fn has_stopped(&self) -> bool {
+        let ignores = mutants::is(Mutant::SuspendSeenEarly) || mutants::is(Mutant::SuspendedLate);
+        self.background.is_suspended() && !ignores
     }
 
     /// Starts write-back if it is time.
@@ -389,8 +399,10 @@ impl Pcache {
         let has_work = self.stripes.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work || share.is_some() {
             self.signals.wakeup().keep();
-            let next = [self.writeback_deadline(work), share].into_iter().flatten().min();
-            return Some(next.unwrap_or(Nanos::MAX).clamp(now, now + CLOSE_AFTER));
+            // Work that was due and is still left needs I/O first, which wakes the background.
+            let moments = [self.writeback_deadline(work), share];
+            let next = moments.into_iter().flatten().filter(|at| *at > now).min();
+            return Some(next.unwrap_or(Nanos::MAX).min(now + CLOSE_AFTER));
         }
         self.signals.wakeup().next_look(now, CLOSE_AFTER)
     }

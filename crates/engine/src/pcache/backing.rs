@@ -18,6 +18,7 @@ use crate::units::human_bytes;
 
 use super::args::TableArgs;
 use super::attach::{Replayed, Structures, has_data_crc};
+use super::label::{Label, Serving};
 use super::media::Media;
 
 /// The option that accepts another backing device, or a changed one.
@@ -115,7 +116,8 @@ impl Backing {
         }
         // A server that died may have left dirty data in memory.
         let label = found.label.as_ref().map(|(label, _)| label);
-        let has_more = label.is_some_and(|label| !label.bad.is_empty() || label.served.is_some());
+        let is_served = |label: &Label| label.served.as_ref().is_some_and(Serving::has_memory);
+        let has_more = label.is_some_and(|label| !label.bad.is_empty() || is_served(label));
         let dirty = replayed.counts.dirty_bytes;
         let note = match self.same {
             Same::Changed(_) => self.same.dropped(&self.limits.name),

@@ -10,13 +10,20 @@ use super::keylog::AppendError;
 use super::layout::{GC_PERCENT_MAX, gc_percent_of};
 
 impl Pcache {
-    /// No more bios arrive. Keys are logged first: afterwards the media alone hold every completed
-    /// write.
+    /// No more bios arrive. Once the background has stopped, all keys are logged: afterwards the
+    /// media alone hold every completed write. On an error the cache is not suspended.
     pub(super) fn log_all_and_suspend(&self) -> Result<()> {
         if mutants::is(Mutant::DetachedSaidEarly) {
             self.identity.say_at_rest(None);
         }
+        if !mutants::is(Mutant::SuspendedLate) {
+            self.background.set_suspended(true);
+            // Collection in progress logs keys again: it sees that it has to stop.
+            drop(self.background.lock());
+        }
         self.close_all(false).map_err(|error| {
+            self.background.set_suspended(false);
+            self.signals.work();
             let kind = match error {
                 AppendError::NoRoom => Kind::NoSpace,
                 AppendError::Medium(_) => Kind::Io,

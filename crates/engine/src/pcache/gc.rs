@@ -293,7 +293,7 @@ impl Pcache {
         self.condemn();
         let keeps_window = !gc.is_pressed && self.is_window_small();
         gc.keeper.begin(keeps_window);
-        while !gc.is_stuck && self.wants_collection(&mut gc) {
+        while !gc.is_stuck && !self.has_stopped() && self.wants_collection(&mut gc) {
             match self.collect_slice(&mut gc, self.next_slice()) {
                 Ok(true) => {}
                 Ok(false) => break,

@@ -79,7 +79,7 @@ impl Identity {
     /// For a mutant: the label that an attach stores before the first request.
     pub(super) fn say_served(&self) {
         let boot = self.media.shared.as_ref().map_or(0, SharedWords::boot);
-        let serving = Serving { boot, place: String::new() };
+        let serving = Serving { boot, place: "unknown".into() };
         let _ = self.store_label_twice(|label| label.served = Some(serving));
     }
 

@@ -5,8 +5,8 @@
 //! segment. When a segment is reused its generation rises first; all entries that point to it are
 //! then dead by comparison, without a search for them. A region with many entries has a flat array
 //! of them, which readers use without a lock; a region with few has a packed list (region.rs).
-//! Regions are swept at intervals: dead entries are removed, so memory depends on the amount of
-//! data that is cached now, not on the amount ever cached.
+//! Regions are swept at intervals: dead entries are removed, so their memory depends on the amount
+//! of data that is cached now. The region itself stays, about 280 bytes (docs/limits.md).
 //!
 //! Invariants:
 //! 1. Entries change only under the lock of the region's stripe. They are read without it.

@@ -129,8 +129,16 @@ pub struct Label {
 pub struct Serving {
     /// The run of the machine.
     pub boot: u64,
-    /// The directory where the memory of this attach lies.
+    /// The directory where the memory of this attach lies; empty if that does not outlive its
+    /// server.
     pub place: String,
+}
+
+impl Serving {
+    /// Whether the server's memory outlives it.
+    pub fn has_memory(&self) -> bool {
+        !self.place.is_empty()
+    }
 }
 
 impl Label {

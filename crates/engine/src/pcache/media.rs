@@ -8,7 +8,7 @@ use crate::pmem::Pmem;
 use crate::recovery::{CUT_ADVICE, Cut};
 use crate::shm::SharedWords;
 use crate::sync::Arc;
-use crate::units::MIB;
+use crate::units::{MIB, SECTOR};
 
 use super::layout::{
     Geometry, SEGMENTS_MAX, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed, Slotted, Superblock,
@@ -115,22 +115,45 @@ impl Media {
         }
     }
 
-    /// Stores all readable data once more, durably. After a failed sync, data that can be read
-    /// might otherwise never become durable. Refuses if some data cannot be read: after a restart
-    /// of the machine, all readable data is durable, and this is not needed.
-    pub fn rewrite(&self) -> Result<()> {
+    /// Stores all data once more, durably. After a failed sync, data that can be read might
+    /// otherwise never become durable. Refuses, with the `reason` of the call, if some data cannot
+    /// be read: after a restart of the machine, all readable data is durable, and this is not
+    /// needed.
+    pub fn rewrite(&self, reason: &str) -> Result<()> {
         let mut bytes = vec![0; MIB as usize];
         for at in (0..self.pmem.len_bytes()).step_by(bytes.len()) {
             let bytes = &mut bytes[..(self.pmem.len_bytes() - at).min(MIB) as usize];
             self.pmem.load(at, bytes).map_err(|status| {
                 self.damaged(format_args!(
-                    "a flush of it has failed since the machine was started, and its data cannot \
-                     be stored again: cannot read the MiB at byte {at}: {status}"
+                    "{reason}, and its data cannot be stored again: cannot read the MiB at byte \
+                     {at}: {status}"
                 ))
             })?;
-            self.store(at, bytes);
+            self.store_outside_holes(at, bytes);
         }
         self.settle_or_err()
+    }
+
+    /// Stores the sectors of a range that were no hole: zeroes in a hole would hide that data is
+    /// missing, and may find the file system full.
+    fn store_outside_holes(&self, at: u64, bytes: &[u8]) {
+        if !self.pmem.was_hole(at, bytes.len() as u64) {
+            return self.store(at, bytes);
+        }
+        let sectors = (at..).step_by(SECTOR as usize).zip(bytes.chunks(SECTOR as usize));
+        let was_hole = |at: u64, sector: &[u8]| self.pmem.was_hole(at, sector.len() as u64);
+        sectors
+            .filter(|(at, sector)| !was_hole(*at, sector))
+            .for_each(|(at, sector)| self.store(at, sector));
+    }
+
+    /// The first MiB of which some data cannot be read. The search does not fail the medium.
+    pub fn first_unreadable(&self) -> Option<u64> {
+        let mut bytes = vec![0; MIB as usize];
+        (0..self.pmem.len_bytes()).step_by(bytes.len()).find(|at| {
+            let len = (self.pmem.len_bytes() - at).min(MIB) as usize;
+            self.pmem.probe(*at, &mut bytes[..len]).is_err()
+        })
     }
 
     /// [`Media::settle`] with an error that names the medium.

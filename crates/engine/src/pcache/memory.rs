@@ -36,13 +36,16 @@ use super::openset::{self, LeftBehind, OpenSets, announce_attach, found_end, wor
 #[derive(Debug)]
 pub struct Memory {
     taken: Taken,
+    /// The last server died in this boot, and its memory, which would tell of a failed sync, is not
+    /// found.
+    pub is_in_doubt: bool,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 /// The server that has the cache, or had it and died, according to the label.
 pub fn served(label: &Label, shared_store: &SharedStore) -> Option<Served> {
-    label.served.as_ref().map(|served| Served {
+    label.served.as_ref().filter(|served| served.has_memory()).map(|served| Served {
         id: label.attach_id,
         is_of_this_boot: served.boot == shared_store.boot(),
         place: shared_store.path_in(&served.place, label.attach_id),
@@ -139,10 +142,18 @@ impl Memory {
             false => its_memory(media, &shared_store, args.accepts_loss, &mut notes)?,
         };
         let needed = words_needed(options.stripes);
-        let owner = Label::load(media).map_or(0, |(label, _)| label.attach_id);
+        let label = Label::load(media).map(|(label, _)| label);
+        let is_in_doubt = found.is_none()
+            && match &label {
+                Some(label) => {
+                    label.served.as_ref().is_some_and(|served| served.boot == shared_store.boot())
+                }
+                None => Label::is_lost(media),
+            };
+        let owner = label.map_or(0, |label| label.attach_id);
         let attaches = (options.attach_id, owner);
         let taken = Taken::of(shared_store, found, (needed, needed), attaches, media.name())?;
-        Ok(Memory { taken, notes })
+        Ok(Memory { taken, is_in_doubt, notes })
     }
 
     /// The memory itself.
@@ -171,6 +182,6 @@ impl Memory {
         let is_late = mutants::is(Mutant::ServedSaidLate);
         let shared_store = self.taken.shared_store();
         let serving = || Serving { boot: shared_store.boot(), place: shared_store.place() };
-        (shared_store.survives() && !is_late).then(serving)
+        (!is_late).then(serving)
     }
 }

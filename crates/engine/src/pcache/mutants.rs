@@ -171,6 +171,12 @@ list_mutants! {
     PieceUnlocked,
     }
 
+    /// pcache: syncs of the cache device that failed under an earlier server.
+    PCACHE_DOUBTS {
+    /// A cache whose last server's memory is lost is trusted to be durable.
+    LostOpenSetsTrusted,
+    }
+
     /// pcache: bugs that show only with memory that reorders unordered accesses.
     PCACHE_ORDERINGS {
     /// A reader's copy may move after its second check of the generation.

@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pcache::slots::SlotState;
-use crate::pmem::Pmem;
+use crate::pmem::{Persistence, Pmem};
 use crate::probe;
 use crate::shm::{SharedStore, SharedWords};
 use crate::sync::Arc;
@@ -250,15 +250,13 @@ impl Opening<'_> {
         let shared_store = self.shared_store.clone();
         let memory = Memory::of(&self.media, shared_store, args, options, forgotten.is_some())?;
         let media = Media { shared: Some(memory.words()), ..self.media.clone() };
-        let mut found = attach::load_structures(&media)?;
+        let found = attach::load_structures(&media)?;
         // A refused medium is not touched.
         let backing = Backing::of(&self.backing, &found);
         backing.check_binding(&media, &found, args)?;
-        let is_rewritten = openset::has_failed(&memory.words());
-        if is_rewritten {
-            media.rewrite()?;
-            found = attach::load_structures(&media)?;
-        }
+        let is_in_doubt = memory.is_in_doubt && !mutants::is(Mutant::LostOpenSetsTrusted);
+        let is_file = media.pmem.medium().persistence == Persistence::Msync;
+        let has_failed = openset::has_failed(&memory.words());
         let reading = Reading {
             backing_bytes: limits.size_bytes,
             log_damage: args.log_damage,
@@ -272,12 +270,10 @@ impl Opening<'_> {
         if let Some(note) = backing.judge(args, &found, &mut replayed)? {
             return Ok(Attached::Stale(note));
         }
+        // Not before the survey: it may refuse, and what is stored again looks whole.
+        replayed.notes.extend(store_again(&media, has_failed, is_in_doubt && is_file)?);
         if replayed.counts.keys <= options.replay.at_once_max {
             replayed.finish(&media, &found.segments)?;
-        }
-        if is_rewritten {
-            let note = "a flush of the cache device had failed: udm stored all its data again";
-            replayed.notes.push(note.to_string());
         }
         replayed.notes.extend(memory.notes.iter().cloned().chain(forgotten));
         self.assemble(media, memory, found, replayed, backing.drops_clean)
@@ -372,6 +368,29 @@ impl Opening<'_> {
         memory.words().keep_last_name();
         Ok((log, open))
     }
+}
+
+/// Stores all data again if a sync of the medium has failed, or if that is not known. Returns a note
+/// for the user.
+fn store_again(media: &Media, has_failed: bool, is_in_doubt: bool) -> Result<Option<String>> {
+    const LOST: &str = "the shared memory of the last server, which would tell whether a flush of \
+                        the cache device has failed, was not found";
+    if has_failed {
+        media.rewrite("a flush of it has failed since the machine was started")?;
+        let note = "a flush of the cache device had failed: udm stored all its data again";
+        return Ok(Some(note.to_owned()));
+    }
+    if !is_in_doubt {
+        return Ok(None);
+    }
+    if let Some(at) = media.first_unreadable() {
+        return Ok(Some(format!(
+            "{LOST}, and udm did not store its data again, because the MiB at byte {at} cannot be \
+             read: if a flush has failed, a power failure may lose data"
+        )));
+    }
+    media.rewrite(LOST)?;
+    Ok(Some(format!("{LOST}: udm stored all its data again")))
 }
 
 /// The log in the state that was found, with the tails that the attach chose.

@@ -45,19 +45,38 @@ impl Quarantine {
     }
 }
 
+/// The ranges with one more, which is joined with those that it touches or overlaps; `None`: it is
+/// covered already.
+fn with(ranges: &[(u64, u64)], (at, end): (u64, u64)) -> Option<Vec<(u64, u64)>> {
+    if ranges.iter().any(|&(start, bad_end)| start <= at && end <= bad_end) {
+        return None;
+    }
+    let (mut joined, mut apart) = ((at, end), Vec::with_capacity(ranges.len() + 1));
+    for &(start, bad_end) in ranges {
+        if start <= end && at <= bad_end {
+            joined = (joined.0.min(start), joined.1.max(bad_end));
+        } else {
+            apart.push((start, bad_end));
+        }
+    }
+    apart.push(joined);
+    Some(apart)
+}
+
 impl Pcache {
-    /// Adds a range, durably. [`Status::NoSpace`]: the list is full.
+    /// Adds a range, durably. [`Status::NoSpace`]: the list is full of ranges that have good data
+    /// between them.
     pub(super) fn quarantine(&self, at: u64, len: u64) -> Result<(), Status> {
         let mut ranges = lock(&self.bad.ranges);
-        if ranges.contains(&(at, at + len)) {
-            return Ok(());
-        }
-        if ranges.len() == QUARANTINE_MAX {
+        let Some(joined) = with(&ranges, (at, at + len)) else { return Ok(()) };
+        if joined.len() > QUARANTINE_MAX {
             return Err(Status::NoSpace);
         }
-        ranges.push((at, at + len));
+        // Until it is stored, it is not on the list: a second attempt stores it again.
+        self.store_bad(&joined)?;
+        *ranges = joined;
         self.bad.is_any.store(true, Ordering::SeqCst);
-        self.store_bad(&ranges)
+        Ok(())
     }
 
     /// The backing device has newer data for the range, durably: it is good again.
@@ -90,5 +109,39 @@ impl Pcache {
             .iter()
             .map(|&(start, end)| BadRange { offset: start.into(), len: (end - start).into() });
         self.identity.store_bad(bad.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with;
+
+    const LIST: [(u64, u64); 3] = [(10, 20), (40, 50), (30, 35)];
+
+    #[test]
+    fn a_covered_range_changes_nothing() {
+        for range in [(10, 20), (12, 15), (30, 31), (49, 50)] {
+            assert_eq!(with(&LIST, range), None, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_become_one() {
+        let cases = [
+            ((20, 25), vec![(40, 50), (30, 35), (10, 25)]),
+            ((5, 10), vec![(40, 50), (30, 35), (5, 20)]),
+            ((15, 45), vec![(10, 50)]),
+            ((0, 100), vec![(0, 100)]),
+            ((35, 40), vec![(10, 20), (30, 50)]),
+        ];
+        for (range, joined) in cases {
+            assert_eq!(with(&LIST, range), Some(joined), "{range:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_with_good_data_between_them_stay_apart() {
+        assert_eq!(with(&LIST, (21, 29)), Some(vec![(10, 20), (40, 50), (30, 35), (21, 29)]));
+        assert_eq!(with(&[], (0, 1)), Some(vec![(0, 1)]));
     }
 }

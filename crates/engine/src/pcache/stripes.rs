@@ -107,14 +107,11 @@ impl Stripes {
         dirtied.store(sum, Ordering::Release);
     }
 
-    /// `bytes` more dirty bytes are on the backing device now.
-    pub(super) fn note_cleaned(&self, bytes: u64) {
-        let dirty = u128::from(self.dirty_bytes().max(1));
-        // As if zeroes were evenly spread over the dirty data.
-        let rest = |zeroed: u64| {
-            let part = u128::from(zeroed) * u128::from(bytes) / dirty;
-            Some(zeroed.saturating_sub(u64::try_from(part).unwrap_or(u64::MAX)))
-        };
+    /// `bytes` more dirty bytes are on the backing device now; `zeroes` of them were known zeroes.
+    pub(super) fn note_cleaned(&self, bytes: u64, zeroes: u64) {
+        // Zeroes may have been forgotten, so there may seem to be more than there is dirty data.
+        let dirty = self.dirty_bytes().saturating_sub(bytes);
+        let rest = |zeroed: u64| Some(zeroed.saturating_sub(zeroes).min(dirty));
         let _ = self.zeroed_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
         self.cleaned_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
@@ -251,5 +248,43 @@ impl Pcache {
     /// As [`Pcache::push_clean`], for data that is already in the index.
     pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
         self.push_key(stripe, at, space, sums, KEY_CLEAN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pcache::layout::{CacheInfo, Position};
+    use crate::shm::SharedWords;
+
+    /// 100 dirty bytes, of which 60 are zeroes.
+    fn some() -> Stripes {
+        let shared = SharedWords::private(super::super::shared_words(1));
+        let info = CacheInfo::new(1, 0, 31, 0x1182);
+        let open = OpenSets::begin(shared, 1, 1, &info, Position::default());
+        let stripes = Stripes::new(open, 0);
+        stripes.add_dirty(0, 100);
+        stripes.note_zeroed(60);
+        assert_eq!(stripes.stored_bytes(), 40);
+        stripes
+    }
+
+    #[test]
+    fn exactly_what_is_written_back_is_subtracted() {
+        let stripes = some();
+        stripes.note_cleaned(40, 0);
+        assert_eq!((stripes.dirty_bytes(), stripes.stored_bytes()), (60, 0), "data goes first");
+        let stripes = some();
+        stripes.note_cleaned(60, 60);
+        assert_eq!((stripes.dirty_bytes(), stripes.stored_bytes()), (40, 40), "zeroes go first");
+    }
+
+    #[test]
+    fn forgotten_zeroes_do_not_hide_later_data() {
+        let stripes = some();
+        stripes.note_cleaned(100, 0);
+        assert_eq!(stripes.stored_bytes(), 0);
+        stripes.add_dirty(0, 10);
+        assert_eq!(stripes.stored_bytes(), 10);
     }
 }

@@ -57,8 +57,9 @@ struct Batch {
     keys: KeyCounts,
     /// Keys and records.
     passed: usize,
-    /// Of dirty data, written or not.
+    /// Of dirty data, written or not; and how many of these are known zeroes.
     bytes: u64,
+    zeroes: u64,
     /// It ends in the part of the log that this server wrote, after this many of its marks.
     is_own: bool,
     marks: u64,
@@ -78,6 +79,8 @@ struct Writes {
     zeroing: u64,
     /// Where runs begin that were damaged and not written.
     damaged: Vec<u64>,
+    /// One of them could not be added to the list of bad ranges.
+    unlisted: Option<Status>,
 }
 
 /// Whether the backing device alone has a state that a power failure could have left.
@@ -172,8 +175,12 @@ impl Pcache {
         }
         let mut passed = 0;
         loop {
-            if self.background.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
+            if self.background.is_suspended() || writeback.is_stuck {
                 return;
+            }
+            if passed >= BATCH_KEYS_MAX {
+                // No I/O is in flight whose end would cause the next tick.
+                return self.signals.work();
             }
             match self.collect_batch(writeback, bytes, now) {
                 Ok(0) => return,
@@ -223,6 +230,7 @@ impl Pcache {
         latest.take_runs(&mut writes.runs);
         writeback.writes.next = 0;
         writeback.writes.damaged.clear();
+        writeback.writes.unlisted = None;
         writeback.cycle.gather();
         Ok(passed)
     }
@@ -259,16 +267,18 @@ impl Pcache {
                     set.iter().for_each(|key| self.index.touch(key.off.get()));
                 }
                 for key in set.iter().filter(|key| self.is_to_be_written(key)) {
+                    let len = u64::from(key.len.get());
+                    let is_known = self.is_known_zero(place_of(key), len);
                     batch.crosses |= has_border;
-                    batch.bytes += u64::from(key.len.get());
+                    batch.bytes += len;
+                    batch.zeroes += len * u64::from(is_known);
                     if can_skip && self.is_overwritten(key) {
                         batch.has_skipped = true;
                         continue;
                     }
                     writeback.latest.put(key);
-                    let len = u64::from(key.len.get());
-                    let is_zero = len >= ZEROES_BYTES_MIN && self.is_known_zero(place_of(key), len);
-                    written_bytes += if is_zero { len / ZEROES_PER_BYTE } else { len };
+                    let is_cheap = is_known && len >= ZEROES_BYTES_MIN;
+                    written_bytes += if is_cheap { len / ZEROES_PER_BYTE } else { len };
                 }
                 batch.passed += set.len();
                 batch.keys.add(KeyCounts::of(set));
@@ -394,11 +404,11 @@ impl Pcache {
                     // One of them is bad: from here on one by one, to find out which.
                     is_alone = true;
                     writeback.writes.next = first;
-                } else if mutants::is(Mutant::QuarantineLate) {
-                    writeback.writes.damaged.push(runs[0].offset);
-                } else if self.set_aside(runs[0]).is_err() {
-                    writeback.cycle.note_failure(status);
                 } else {
+                    // If it cannot be listed, the rest of the batch is still written.
+                    if !mutants::is(Mutant::QuarantineLate) && self.set_aside(runs[0]).is_err() {
+                        writeback.writes.unlisted = Some(status);
+                    }
                     writeback.writes.damaged.push(runs[0].offset);
                 }
                 continue;
@@ -463,6 +473,10 @@ impl Pcache {
     }
 
     fn writes_done(&self, writeback: &mut Writeback, port: &mut Port) {
+        let Writes { runs, damaged, unlisted, .. } = &writeback.writes;
+        if let Some(status) = unlisted.filter(|_| damaged.len() == runs.len()) {
+            writeback.cycle.note_failure(status);
+        }
         if writeback.cycle.failure().is_some() {
             return self.pause(writeback);
         }
@@ -498,6 +512,13 @@ impl Pcache {
             self.pause(writeback);
             return false;
         }
+        if let Some(status) = writeback.writes.unlisted {
+            // The good data is safe, and may have healed ranges, which makes space in the list.
+            writeback.is_stuck |= self.heal_written(writeback).is_err();
+            writeback.cycle.note_failure(status);
+            self.pause(writeback);
+            return false;
+        }
         writeback.cycle.succeed();
         self.signals.room().hope();
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
@@ -518,7 +539,7 @@ impl Pcache {
             return false;
         }
         self.log.note_written_back(writeback.batch.keys);
-        self.stripes.note_cleaned(writeback.batch.bytes);
+        self.stripes.note_cleaned(writeback.batch.bytes, writeback.batch.zeroes);
         writeback.marks_passed += writeback.batch.marks;
         writeback.own_from = writeback.own_from.filter(|_| !writeback.batch.is_own);
         if writeback.torn.mends {

@@ -19,7 +19,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
@@ -292,6 +292,12 @@ impl Pmem for DaxPmem {
             unsafe { copy::load_raw(place, into) };
             true
         })
+    }
+
+    fn probe(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), Status> {
+        // Through the file: an unreadable page of the mapping would be a damage (SIGBUS).
+        let start = self.opened.start + at;
+        self.opened.file.read_exact_at(into, start).map_err(|_| Status::Io)
     }
 
     fn load_shared(&self, at: u64, into: CopyTarget<'_>) -> std::result::Result<(), Status> {

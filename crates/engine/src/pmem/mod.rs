@@ -101,6 +101,12 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// them.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
 
+    /// As [`Pmem::load`], but a medium that cannot be read here is not failed by it: other loads and
+    /// stores work as before. Slower.
+    fn probe(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
+        self.load(at, into)
+    }
+
     /// As [`Pmem::load`], to memory that is shared with other processes. If the target does not
     /// take all bytes, the result is an error as well.
     fn load_shared(&self, at: u64, into: CopyTarget<'_>) -> Result<(), Status> {

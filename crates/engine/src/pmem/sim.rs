@@ -237,6 +237,12 @@ impl SimPmem {
         self.state().syncs_left = Some(n - 1);
     }
 
+    /// From now on, whether a failed sync also counts as a failure of the medium, as with files
+    /// until they are opened again.
+    pub fn tell_failure(&self, tells: bool) {
+        self.state().tells_failure = tells;
+    }
+
     /// The operations so far.
     pub fn counts(&self) -> SimCounts {
         self.state().counts
@@ -324,6 +330,13 @@ impl Pmem for SimPmem {
 
     fn has_given_up(&self) -> bool {
         self.state().has_given_up
+    }
+
+    fn failure(&self) -> Option<String> {
+        let name = &self.medium.name;
+        let state = self.state();
+        let has_failed = state.has_given_up && state.tells_failure;
+        has_failed.then(|| format!("cache device {name} failed: msync reported an error"))
     }
 }
 

@@ -171,10 +171,10 @@ impl Writecache {
             self.commit_soon(port);
             // A round may leave marks to the next one.
             if self.has_open() || self.marks.waiting() > 0 {
-                let rest = if self.orders.is_suspended() {
-                    SECOND / 10
-                } else {
-                    self.plan.autocommit_time()
+                // A round may be stuck, and the time of the table may be 0.
+                let rest = match self.orders.is_suspended() {
+                    true => SECOND / 10,
+                    false => self.plan.autocommit_time().max(SECOND / 10),
                 };
                 background.commit_at = Some(now + rest);
             }
@@ -246,10 +246,11 @@ impl Writecache {
             ages.map(|epoch| now + epoch.max(SECOND / 1000)),
             share,
         ];
-        let next = moments.into_iter().flatten().min();
+        // Work that was due and is still left needs I/O first, which wakes the background.
+        let next = moments.into_iter().flatten().filter(|at| *at > now).min();
         if next.is_some() {
             self.background.wakeup.keep();
-            return next.map(|next| next.max(now + 1));
+            return next;
         }
         self.background.wakeup.next_look(now, SECOND)
     }

@@ -7,6 +7,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{DiskErrors, DiskIo};
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::units::SECTOR;
 
@@ -100,10 +101,15 @@ impl Writecache {
     }
 
     /// The cache device refused a commit: writes acknowledged since the last one may be lost. If
-    /// the device was cut short, no failure is recorded in memory: the rest of it can be trusted.
+    /// the device was cut short, no failure is recorded in memory: the rest of it can be trusted,
+    /// unless a sync has failed.
     pub(super) fn fail(&self) {
-        if self.device.medium.failure().is_none() {
+        let medium = &self.device.medium;
+        let is_cut = medium.failure().is_some() && !medium.has_given_up();
+        let is_forgotten = mutants::is(Mutant::FailedSyncForgotten) && medium.failure().is_some();
+        if !is_cut && !is_forgotten {
             self.lists.memory().note_failure();
+            self.lists.memory().end_flush();
         }
         self.stop();
     }

@@ -8,7 +8,7 @@ use crate::target::Extent;
 
 use super::Writecache;
 
-/// Most blocks that are looked at for one extent.
+/// Most blocks that are looked up for one extent.
 const EXTENT_BLOCKS_MAX: u64 = 16 << 10;
 
 impl Writecache {
@@ -18,11 +18,18 @@ impl Writecache {
             return (len, Extent::Data);
         }
         let first = self.block_at(offset);
-        let last = self.block_at(offset + len - 1);
-        let end = (last + 1).min(first + EXTENT_BLOCKS_MAX);
+        let end = self.block_at(offset + len - 1) + 1;
         let is_cached = self.index.lock_of(first).newest(first).is_some();
         let mut block = first + 1;
-        'run: while block < end {
+        let mut looked_up = 0;
+        'run: while block < end && looked_up < EXTENT_BLOCKS_MAX {
+            if !is_cached {
+                let used = self.index.next_used(block, end);
+                if used > block {
+                    block = used;
+                    continue;
+                }
+            }
             let region_end = self.index.region_end(block).min(end);
             let locked = self.index.lock_of(block);
             while block < region_end {
@@ -30,6 +37,7 @@ impl Writecache {
                     break 'run;
                 }
                 block += 1;
+                looked_up += 1;
             }
         }
         let run = (block * self.block_bytes() - offset).min(len);

@@ -12,11 +12,12 @@
 //!    most one of `Live`, overwritten, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and
 //!    `Dropped`.
 
+use super::regions::Regions;
 use crate::base::prefetch::prefetch;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::units::MIB;
 
+pub use super::regions::REGION_BYTES;
 pub use super::word::{EPOCHS, State, Word};
 
 /// No slot.
@@ -27,9 +28,6 @@ const GROUP: u64 = 16;
 
 /// This many neighbouring slots are usually in the same lines of memory.
 const NEAR_STEP: usize = 4;
-
-/// Bytes of a region of the mapped device: neighbours share a stripe.
-pub const REGION_BYTES: u64 = MIB;
 
 /// A place in the cache, as a lookup found it.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +73,8 @@ pub struct Index {
     stripes: Box<[Stripe]>,
     words: Box<[AtomicU64]>,
     links: Box<[Links]>,
-    /// Blocks of a region, as a power of two.
-    region_shift: u32,
+    /// The regions that may have slots in chains.
+    regions: Regions,
 }
 
 fn none() -> AtomicU32 {
@@ -84,8 +82,8 @@ fn none() -> AtomicU32 {
 }
 
 impl Index {
-    /// An index of `slots` free slots of `block_bytes` each.
-    pub fn new(slots: u32, block_bytes: u32, stripes: usize) -> Index {
+    /// An index of `slots` free slots of `block_bytes` each, for an origin of `origin_bytes`.
+    pub fn new(slots: u32, block_bytes: u32, stripes: usize, origin_bytes: u64) -> Index {
         let count = slots as usize;
         // Seven buckets for eight slots keep all of it within 24 bytes a slot.
         let groups = (count * 7 / 8 / stripes / GROUP as usize).max(1);
@@ -101,14 +99,15 @@ impl Index {
             links: (0..slots)
                 .map(|slot| Links { chain: none(), older: none(), newer: AtomicU32::new(slot) })
                 .collect(),
-            region_shift: (REGION_BYTES / u64::from(block_bytes)).ilog2(),
+            regions: Regions::new(origin_bytes, block_bytes),
         }
     }
 
     /// Bytes of memory that the index takes.
     pub fn memory_bytes(&self) -> u64 {
         let buckets = |stripe: &Stripe| stripe.buckets.len() as u64 * 4;
-        self.words.len() as u64 * 20 + self.stripes.iter().map(buckets).sum::<u64>()
+        let slots = self.words.len() as u64 * 20;
+        slots + self.stripes.iter().map(buckets).sum::<u64>() + self.regions.memory_bytes()
     }
 
     /// How many slots there are.
@@ -124,12 +123,17 @@ impl Index {
     /// The stripe of a block.
     pub fn stripe_of(&self, block: u64) -> usize {
         // Origins of 64 TiB have 2^26 regions: a short division, which takes half the time.
-        ((block >> self.region_shift) as u32 % self.stripes.len() as u32) as usize
+        (self.regions.of(block) as u32 % self.stripes.len() as u32) as usize
     }
 
     /// The first block after the region of `block`.
     pub fn region_end(&self, block: u64) -> u64 {
-        ((block >> self.region_shift) + 1) << self.region_shift
+        self.regions.end(block)
+    }
+
+    /// See [`Regions::next_used`].
+    pub fn next_used(&self, block: u64, end: u64) -> u64 {
+        self.regions.next_used(block, end)
     }
 
     /// Takes a stripe's lock. Hold it only briefly.
@@ -332,6 +336,7 @@ impl<'a> Locked<'a> {
     pub fn link(&mut self, slot: u32, block: u64, state: State, epoch: u64) {
         let buckets = self.buckets();
         self.lead(&buckets[bucket(buckets, block)], slot, block, state, epoch);
+        self.index.regions.note(block);
         self.count(1, i32::from(is_dirty(state)));
     }
 
@@ -345,6 +350,7 @@ impl<'a> Locked<'a> {
         mut meet: impl FnMut(&mut Self, Found),
     ) {
         let buckets = self.buckets();
+        self.index.regions.note(first);
         for (block, &slot) in (first..).zip(slots) {
             let head = &buckets[bucket(buckets, block)];
             if let Some(older) = self.index.find(get(head), block) {
@@ -355,6 +361,11 @@ impl<'a> Locked<'a> {
         }
         let count = slots.len() as i32;
         self.count(count, if is_dirty(state) { count } else { 0 });
+    }
+
+    /// The region of a block, which belongs to this stripe, is free of slots.
+    pub fn forget_region(&self, block: u64) {
+        self.index.regions.forget(block);
     }
 
     fn lead(&self, head: &AtomicU32, slot: u32, block: u64, state: State, epoch: u64) {
@@ -513,14 +524,14 @@ mod tests {
     #[test]
     fn a_slot_takes_at_most_24_bytes_with_its_bit_in_the_pool() {
         for slots in [1 << 16, 100_000, (1 << 17) + 1] {
-            let index = Index::new(slots, 4096, 8);
+            let index = Index::new(slots, 4096, 8, 1 << 24);
             assert!(index.memory_bytes() + u64::from(slots).div_ceil(8) <= u64::from(slots) * 24);
         }
     }
 
     #[test]
     fn random_links_against_a_map() {
-        let index = Index::new(64, 512, 3);
+        let index = Index::new(64, 512, 3, 1 << 24);
         let mut prng = Prng::new(7);
         let mut model: HashMap<u64, Vec<u32>> = HashMap::new();
         let mut age: Vec<Vec<u32>> = vec![Vec::new(); 3];

@@ -188,6 +188,12 @@ impl Label {
         self
     }
 
+    /// The label of the same cache while a server has it whose memory does not outlive it.
+    pub fn served_alone(mut self, boot: u64) -> Label {
+        self.attach.set(0);
+        self.served(boot, "")
+    }
+
     /// The label of the same cache without a server, without a stamp.
     pub fn at_rest(mut self) -> Label {
         self.origin_sectors.set(self.origin_sectors());
@@ -250,6 +256,11 @@ impl Label {
     /// Whether the label records that a server has the cache, or had it and died.
     pub fn is_served(&self) -> bool {
         self.is_valid() && self.origin_sectors.get() & SERVED != 0
+    }
+
+    /// Whether the memory of that server did not outlive it: no attach has the number 0.
+    pub fn is_served_alone(&self) -> bool {
+        self.is_served() && self.attach.get() & Label::ATTACH_MAX == 0
     }
 
     /// Whether that was in this run of the machine.

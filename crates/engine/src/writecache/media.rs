@@ -7,7 +7,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Absence, Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
-use crate::pmem::Pmem;
+use crate::pmem::{Persistence, Pmem};
 use crate::probe::{self, Finding};
 use crate::sync::Arc;
 use crate::units::{KIB, MIB, SECTOR};
@@ -66,6 +66,11 @@ impl Medium {
     /// reads report holes.
     pub fn was_hole(&self, at: u64, len: u64) -> bool {
         matches!(self, Medium::Pmem(pmem) if pmem.was_hole(at, len))
+    }
+
+    /// See [`Pmem::has_given_up`].
+    pub fn has_given_up(&self) -> bool {
+        matches!(self, Medium::Pmem(pmem) if pmem.has_given_up())
     }
 
     /// See [`Pmem::reserve`].
@@ -230,9 +235,12 @@ impl Medium {
     }
 
     /// Writes the data of `len` bytes at each of `places` of a disk again. Returns the number of
-    /// unreadable places, which it does not change. Memory needs no rewriting.
+    /// unreadable places, which it does not change. Of memory, only pages of a file need it.
     pub fn rewrite_each(&self, places: &[u64], len: usize) -> Result<usize> {
-        let Medium::Disk(disk) = self else { return Ok(0) };
+        let disk = match self {
+            Medium::Disk(disk) => disk,
+            Medium::Pmem(pmem) => return Ok(rewrite_memory(&**pmem, places, len)),
+        };
         let mut unreadable = 0;
         for places in places.chunks(SPANS_MAX) {
             let read = |at: &u64| DiskIo::new(disk, Op::Read, *at, Buffer::zeroed(len), 0);
@@ -277,6 +285,22 @@ impl Medium {
         };
         settled.map_err(|status| self.error(Kind::Io, format_args!("cannot flush: {status}")))
     }
+}
+
+/// As [`Medium::rewrite_each`].
+fn rewrite_memory(pmem: &dyn Pmem, places: &[u64], len: usize) -> usize {
+    if pmem.medium().persistence == Persistence::Cpu {
+        return 0;
+    }
+    let mut bytes = vec![0; len];
+    let mut unreadable = 0;
+    for &at in places {
+        match pmem.load(at, &mut bytes) {
+            Ok(()) => pmem.store(at, &bytes),
+            Err(_) => unreadable += 1,
+        }
+    }
+    unreadable
 }
 
 /// Does all of `ios`, in the order of their offsets.

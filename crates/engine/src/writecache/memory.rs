@@ -30,6 +30,7 @@ use crate::units::{MIB, SECTOR};
 use super::OpenOptions;
 use super::args::TableArgs;
 use super::device::CacheDevice;
+use super::index::{Index, State};
 use super::label::Place;
 use super::layout::{Geometry, LABEL_AT, Label, SUPERBLOCK_BYTES};
 use super::media::Medium;
@@ -38,10 +39,16 @@ use super::openlist::{
 };
 use crate::recovery::IN_HOLE;
 
+/// Blocks whose places are computed together.
+const REWRITTEN_TOGETHER: usize = 4096;
+
 /// The memory of an attach that is under way.
 #[derive(Debug)]
 pub struct Memory {
     taken: Taken,
+    /// The last server died in this boot, and its memory, which would tell of a failed flush, is
+    /// not found.
+    pub is_in_doubt: bool,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -54,7 +61,7 @@ pub fn served(
     shared_store: &SharedStore,
 ) -> Option<Served> {
     let id = label.attach_id();
-    label.is_served().then(|| Served {
+    (label.is_served() && !label.is_served_alone()).then(|| Served {
         id,
         is_of_this_boot: label.is_of_boot(shared_store.boot()),
         place: place_of(medium, geometry, label, shared_store),
@@ -177,11 +184,13 @@ impl Memory {
                 its_memory(medium, geometry, label, &shared_store, args.accepts_loss, &mut notes)?
             }
         };
+        let was_served = label.is_served() && label.is_of_boot(shared_store.boot());
+        let is_in_doubt = found.is_none() && (was_served || label.is_damaged());
         let needed = [LIST_MAX, 1].map(|list_max| words_needed(options.stripes, list_max));
         let attaches = (options.attach_id & Label::ATTACH_MAX, label.attach_id());
         let name = format!("writecache: {}", medium.name());
         let taken = Taken::of(shared_store, found, needed.into(), attaches, &name)?;
-        Ok(Memory { taken, notes })
+        Ok(Memory { taken, is_in_doubt, notes })
     }
 
     /// The memory itself.
@@ -213,7 +222,8 @@ impl Memory {
         let is_said = shared_store.survives() && !mutants::is(Mutant::ServedUnsaid);
         let label = match is_said {
             true => label.served(shared_store.boot(), &directory),
-            false => label,
+            false if mutants::is(Mutant::ServedUnsaid) => label,
+            false => label.served_alone(shared_store.boot()),
         };
         if mutants::is(Mutant::WritecacheUnlabelled) {
             return Ok(label);
@@ -329,6 +339,32 @@ pub fn difference(
              is in slot {slot}, is missing: {is_older} {blocks} blocks in memory"
         )
     })
+}
+
+/// The last server may have seen a flush of the cache device fail. All that can be read now, and is
+/// to be relied on, is written again: the entries, and the data of blocks.
+pub fn rewrite_all(
+    medium: &Medium,
+    geometry: &Geometry,
+    index: &Index,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    if mutants::is(Mutant::LostMemoryTrusted) {
+        return Ok(());
+    }
+    rewrite(medium, geometry)?;
+    let has_data = |slot: &u32| !matches!(index.word(*slot).state(), State::Free | State::Marking);
+    let slots: Vec<u32> = (0..index.slots()).filter(has_data).collect();
+    let mut unreadable = 0;
+    for slots in slots.chunks(REWRITTEN_TOGETHER) {
+        let places: Vec<u64> =
+            slots.iter().map(|slot| geometry.block_at(u64::from(*slot))).collect();
+        unreadable += medium.rewrite_each(&places, geometry.block_bytes as usize)?;
+    }
+    if unreadable > 0 {
+        notes.push(format!("{unreadable} blocks cannot be read, and were not stored again"));
+    }
+    medium.settle()
 }
 
 /// The last server saw the cache device fail. The entries that can be read now may never become

@@ -15,7 +15,7 @@
 //! | `format`, `inspect`, `wipe` | making a cache, inspecting one, taking one off its device |
 //! | `open`, `attach/`, `memory` | opening one, with the writes that the last server left |
 //! | `device`, `origin` | the two devices while requests are served |
-//! | `index`, `word`, `pool` | which slot has which block; free slots |
+//! | `index`, `regions`, `word`, `pool` | which slot has which block; free slots |
 //! | `openlist`, `lists` | blocks that are not committed yet, also after the death of the server |
 //! | `write`, `overwrite`, `read`, `zero` | the life of a request |
 //! | `commit` | the bios that wait until complete writes are durable |
@@ -60,6 +60,7 @@ mod plan;
 mod pool;
 mod read;
 pub mod recovery;
+mod regions;
 mod round;
 mod rounds;
 #[cfg(test)]

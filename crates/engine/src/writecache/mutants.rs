@@ -100,6 +100,16 @@ list_mutants! {
     PastLookAsked,
     }
 
+    /// writecache: flushes of the cache device that failed under an earlier server.
+    WRITECACHE_DOUBTS {
+    /// A cache whose last server's memory is lost is trusted to be durable.
+    LostMemoryTrusted,
+    /// A flush that was in flight when the last server died is trusted to have succeeded.
+    FlushAtDeathTrusted,
+    /// A failed sync of memory counts as the loss of a part of it.
+    FailedSyncForgotten,
+    }
+
     /// writecache: races that only colliding threads show.
     WRITECACHE_RACES {
     /// Write-back copies the list of ranges that are being zeroed before it locks a stripe.

@@ -26,12 +26,12 @@ use super::device::CacheDevice;
 use super::format::prepare;
 use super::index::{Index, State};
 use super::inspect::load_geometry;
-use super::layout::{Label, SEQ_COUNT_AT, Superblock};
+use super::layout::{Geometry, Label, SEQ_COUNT_AT, Superblock};
 use super::lists::Lists;
 use super::marks::Marks;
 use super::media::Medium;
-use super::memory::{self, Memory, difference, forget_stamp, rolled_back};
-use super::openlist::{LeftBehind, OpenLists, note_failure};
+use super::memory::{self, Memory, difference, forget_stamp, rewrite_all, rolled_back};
+use super::openlist::{LeftBehind, OpenLists, begin_flush, note_failure};
 use super::origin::Origin;
 use super::plan::Plan;
 use super::pool::{Pool, SLOTS_MAX};
@@ -140,7 +140,12 @@ impl Opening<'_> {
         let left = memory.left()?;
         let owes_flush =
             left.is_some() && !mutants::is(Mutant::OwedFlushForgotten) && !is_flushed(&self.origin);
-        let index = Index::new(geometry.blocks as u32, geometry.block_bytes, options.stripes);
+        let index = Index::new(
+            geometry.blocks as u32,
+            geometry.block_bytes,
+            options.stripes,
+            limits.size_bytes,
+        );
         let mut found = Found::new(index, memory.notes.iter().cloned().chain(forgotten).collect());
         if mutants::is(Mutant::CounterBackwards) {
             seq = seq.saturating_sub(1);
@@ -163,20 +168,9 @@ impl Opening<'_> {
                 false => Err(rolled_back(medium, &what)),
             };
         }
-        let label = Label::new(limits.identity.words(), limits.size_bytes, options.attach_id);
+        let of_medium = (&superblock, &geometry);
+        let label = self.take_over(&mut memory, of_medium, &mut seq, &mut found, left)?;
         let shared = memory.words();
-        if superblock.label.has_stamp() {
-            forget_stamp(medium, &geometry, &superblock.label)?;
-        }
-        let named = memory.name(medium, &geometry, label, options.stripes, seq);
-        // Data that cannot be made durable now may never be: the next server must not rely on it.
-        let taken_up = named.and_then(|label| {
-            if let Some(left) = left {
-                take_up(medium, &geometry, &mut seq, &mut found, &shared, left, limits)?;
-            }
-            medium.settle().map(|()| label)
-        });
-        let label = taken_up.inspect_err(|_| note_failure(&shared))?;
         let lists = OpenLists::begin(shared, options.stripes, label.attach_id(), seq);
         memory.words().keep_last_name();
         let plan = Plan::new(args.clone(), medium, &geometry);
@@ -188,6 +182,37 @@ impl Opening<'_> {
         let device = CacheDevice::new(medium.clone(), geometry, label, aside, damage, notes);
         let cache = assemble(plan, device, origin, index, stale, lists, seq);
         Ok(Attached::Open(Box::new(cache)))
+    }
+
+    /// Names this attach on the label, and commits the writes that the last server left.
+    fn take_over(
+        &self,
+        memory: &mut Memory,
+        (superblock, geometry): (&Superblock, &Geometry),
+        seq: &mut u64,
+        found: &mut Found,
+        left: Option<LeftBehind>,
+    ) -> Result<Label> {
+        let Opening { medium, options, .. } = self;
+        let limits = self.origin.limits();
+        if memory.is_in_doubt {
+            rewrite_all(medium, geometry, &found.index, &mut found.notes)?;
+        }
+        let label = Label::new(limits.identity.words(), limits.size_bytes, options.attach_id);
+        let shared = memory.words();
+        if superblock.label.has_stamp() {
+            forget_stamp(medium, geometry, &superblock.label)?;
+        }
+        begin_flush(&shared);
+        let named = memory.name(medium, geometry, label, options.stripes, *seq);
+        // Data that cannot be made durable now may never be: the next server must not rely on it.
+        let taken_up = named.and_then(|label| {
+            if let Some(left) = left {
+                take_up(medium, geometry, seq, found, &shared, left, limits)?;
+            }
+            medium.settle().map(|()| label)
+        });
+        taken_up.inspect_err(|_| note_failure(&shared))
     }
 }
 

@@ -8,6 +8,7 @@
 //! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
 //! 3  the boot of the machine    4, 5  present commit counter, and the next one
 //! 6  whether the cache device has failed    7  the attach that is taking the memory over
+//! 8  whether a flush of the cache device is in flight
 //! 16 + stripe * 32:  slots that are being overwritten, each plus one; 0: none (since version 2)
 //! 16 + stripes * 32 + (stripe * 2 + list) * n, an equal share of the memory:
 //!      0  number of the batch that the list was begun in    1  entries
@@ -52,6 +53,7 @@ const WORD_SEQ: usize = 4;
 const WORD_SEQ_NEXT: usize = 5;
 const WORD_FAILED: usize = 6;
 const WORD_ATTACH_NEXT: usize = 7;
+const WORD_FLUSHING: usize = 8;
 const FINGERPRINT_SHIFT: u32 = 33;
 
 const HEADER: Header = Header {
@@ -89,6 +91,8 @@ pub struct LeftBehind {
     pub seqs: [u64; 2],
     /// Whether that server saw its cache device fail.
     pub has_failed: bool,
+    /// Whether it died during a flush of its cache device, which may have failed since.
+    pub was_flushing: bool,
     /// Entries; the entries of one block are in their order.
     pub held: Vec<Held>,
     /// Slots that were committed, and have been overwritten since.
@@ -110,6 +114,7 @@ impl LeftBehind {
         LeftBehind {
             seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
             has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
+            was_flushing: words[WORD_FLUSHING].load(Ordering::SeqCst) != 0,
             held: Vec::new(),
             overwritten: overwriting.clone(),
             overwriting,
@@ -161,6 +166,14 @@ fn list_words(words: usize, lists_at: usize, stripes: usize) -> usize {
 pub fn note_failure(shared: &SharedWords) {
     if !mutants::is(Mutant::FailureForgotten) {
         shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
+    }
+}
+
+/// A flush of the cache device begins. If the server dies before its end, its failure is not
+/// reported to any process.
+pub fn begin_flush(shared: &SharedWords) {
+    if !mutants::is(Mutant::FlushAtDeathTrusted) {
+        shared.words()[WORD_FLUSHING].store(1, Ordering::SeqCst);
     }
 }
 
@@ -220,6 +233,7 @@ impl OpenLists {
         HEADER.set_shape(&shared, stripes);
         words[WORD_SEQ_NEXT].store(seq, Ordering::SeqCst);
         words[WORD_SEQ].store(seq, Ordering::SeqCst);
+        words[WORD_FLUSHING].store(0, Ordering::Relaxed);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
         HEADER.own(&shared, attach_id);
         OpenLists { shared, lists_at, list_words }
@@ -364,6 +378,16 @@ impl OpenLists {
     /// As [`announce_seq`].
     pub fn announce_seq(&self, seq: u64) {
         announce_seq(&self.shared, seq);
+    }
+
+    /// As [`begin_flush`].
+    pub fn begin_flush(&self) {
+        begin_flush(&self.shared);
+    }
+
+    /// The flush has succeeded, or its failure is recorded.
+    pub fn end_flush(&self) {
+        self.shared.words()[WORD_FLUSHING].store(0, Ordering::SeqCst);
     }
 
     /// As [`note_failure`].

@@ -138,10 +138,17 @@ impl Writecache {
     fn contents(&self, (first, end): (u64, u64)) -> Contents {
         let mut contents = Contents::default();
         let mut block = first;
-        while block < end && self.index.linked() > 0 {
+        while self.index.linked() > 0 {
+            block = self.index.next_used(block, end);
+            if block >= end {
+                break;
+            }
+            let is_whole = self.index.region_end(block) <= end && self.is_region_start(block);
             let region_end = self.index.region_end(block).min(end);
             let locked = self.index.lock_of(block);
+            let mut is_empty = true;
             for found in (block..region_end).flat_map(|block| locked.versions(block)) {
+                is_empty = false;
                 contents.has_any = true;
                 match found.word.state() {
                     State::OpenA | State::OpenB => contents.has_unsettled = true,
@@ -153,9 +160,16 @@ impl Writecache {
                     _ => {}
                 }
             }
+            if is_empty && is_whole {
+                locked.forget_region(block);
+            }
             block = region_end;
         }
         contents
+    }
+
+    fn is_region_start(&self, block: u64) -> bool {
+        block == 0 || self.index.region_end(block - 1) == block
     }
 
     /// The origin is zeroed, or flushed.
@@ -193,14 +207,20 @@ impl Writecache {
 
     /// Drops every committed block of the range.
     fn drop_range(&self, (first, end): (u64, u64)) {
-        for block in first..end {
-            let mut locked = self.index.lock_of(block);
-            let found: Vec<_> = locked.versions(block).collect();
-            for found in found {
-                if matches!(found.word.state(), State::Live | State::Damaged | State::Cleaned) {
-                    self.drop_clean(&mut locked, block, found.slot);
+        let mut block = first;
+        while block < end {
+            block = self.index.next_used(block, end);
+            let region_end = self.index.region_end(block).min(end);
+            for block in block..region_end {
+                let mut locked = self.index.lock_of(block);
+                let found: Vec<_> = locked.versions(block).collect();
+                for found in found {
+                    if matches!(found.word.state(), State::Live | State::Damaged | State::Cleaned) {
+                        self.drop_clean(&mut locked, block, found.slot);
+                    }
                 }
             }
+            block = region_end;
         }
     }
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use udm::base::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
 use udm::cache::drain::Drain;
-use udm::cache::metadata::{Doubt, load};
+use udm::cache::metadata::format::write_whole;
+use udm::cache::metadata::{Contents, Doubt, Superblock, load};
 use udm::disk::{Disk, Effect, Fault};
 use udm::error::Status;
 use udm::target::{Fact, FactValue, Target};
@@ -153,6 +154,30 @@ pub fn blocks_of_an_origin_that_failed_a_flush_enter_dirty_under_the_next_server
         let mut origin = [0; 512];
         fixture.disks[2].peek(5 * BLOCK, &mut origin);
         assert_eq!(origin, [5; 512], "{table}");
+    }
+}
+
+/// The origin returns data that it may lose, whichever cache is in front of it.
+#[test]
+pub fn new_metadata_keeps_the_mark() {
+    for is_forced in [false, true] {
+        let mut fixture = Fixture::opened(TABLES[0], SLOTS, ORIGIN);
+        fixture.write(5 * BLOCK, &[5; 512]);
+        fail_flush(&mut fixture, 2);
+        fixture.drain();
+        fixture.remove();
+        if is_forced {
+            fixture.format();
+        } else {
+            let disk: Arc<dyn Disk> = fixture.disks[0].clone();
+            let sectors = load(&disk).unwrap().superblock.fields.data_sectors.get();
+            let fresh = Superblock::fresh(2, sectors);
+            write_whole(&disk, fresh, &Contents::default()).unwrap();
+            fixture.open();
+        }
+        assert_eq!(told(&fixture), OF_ORIGIN, "forced: {is_forced}");
+        fixture.bring(5);
+        assert_eq!(fixture.fact("dirty_bytes"), BLOCK, "forced: {is_forced}");
     }
 }
 

@@ -129,9 +129,18 @@ impl Fixture {
     }
 
     pub fn try_open(&mut self) -> Result<()> {
+        self.open_with(OpenOptions::default())
+    }
+
+    /// A new cache in place of the present one.
+    pub fn format(&mut self) {
+        self.open_with(OpenOptions { force_format: true, ..OpenOptions::default() }).unwrap();
+    }
+
+    fn open_with(&mut self, options: OpenOptions) -> Result<()> {
         let args = TableArgs::parse(&Word::list(&format!("M C O {}", self.table)))?;
         let len = self.len.unwrap_or_else(|| Disk::limits(&*self.disks[2]).size_bytes);
-        let target = Cache::open(args, len, self.devices(), OpenOptions::default())?;
+        let target = Cache::open(args, len, self.devices(), options)?;
         let events = target.events().unwrap();
         events.set_background(Some(self.work.clone()));
         self.room_epoch = events.room_epoch();

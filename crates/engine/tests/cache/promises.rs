@@ -61,6 +61,7 @@ pub const CASES: &[fn()] = &[
     crate::doubt::data_that_a_cache_device_may_have_lost_is_written_to_it_again,
     crate::doubt::a_drain_at_rest_leaves_no_block_that_the_cache_device_may_have_lost,
     crate::doubt::blocks_of_an_origin_that_failed_a_flush_enter_dirty_under_the_next_server,
+    crate::doubt::new_metadata_keeps_the_mark,
     crate::failing::a_slot_where_a_write_failed_is_given_up,
     crate::failing::a_block_of_the_origin_where_a_write_failed_is_written_back,
     crate::promotion::a_miss_of_4_kib_moves_4_kib_before_its_answer_and_its_block_once,

@@ -437,7 +437,7 @@ impl Machine {
         let rested = self.target().suspend();
         self.release();
         rested.or_else(|error| self.excused(format!("suspend: {error}")))?;
-        // The background goes on until everything rests.
+        // The background works until it is idle.
         for _ in 0..400 {
             if self.target().is_idle() {
                 break;

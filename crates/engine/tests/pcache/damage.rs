@@ -167,6 +167,57 @@ fn more_damage_than_the_list_holds_pauses_write_back_without_spinning() {
     assert_eq!(fixture.try_read(0, 512), Err(Status::Corrupt));
 }
 
+/// The list of bad ranges joins neighbours.
+#[test]
+fn sequential_damage_is_one_range() {
+    let setup = Setup { cache_bytes: 20480 + 64 * (64 << 10), ..Setup::small().table(CRC) };
+    let mut fixture = Fixture::new(setup);
+    fixture.open();
+    for block in 0..512_u64 {
+        fixture.write(block * 4096, &[0x55; 4096], block % 2 == 0);
+    }
+    fixture.write(4 << 20, &[0xAA; 4096], true);
+    let image = fixture.pmem.image();
+    let is_damaged = |sector: &[u8]| sector == [0x55; 512];
+    for (nth, _) in image.chunks(512).enumerate().filter(|(_, sector)| is_damaged(sector)) {
+        fixture.pmem.corrupt(nth as u64 * 512 + 7, |byte| byte ^ 1);
+    }
+    fixture.drain();
+    assert_eq!(fixture.fact("quarantined_bytes"), 2 << 20);
+    assert_eq!(fixture.disk.image()[4 << 20], 0xAA, "what is good is written back");
+    for _ in 0..2 {
+        assert_eq!(fixture.try_read((2 << 20) - 512, 512), Err(Status::Corrupt));
+        assert_eq!(fixture.read(2 << 20, 512), [0; 512]);
+        fixture.remove();
+        fixture.open();
+    }
+    // A hole in the middle makes two ranges of it.
+    fixture.write(1 << 20, &[0xBB; 4096], true);
+    fixture.drain();
+    assert_eq!(fixture.fact("quarantined_bytes"), (2 << 20) - 4096);
+}
+
+/// If a damaged range does not fit into the list, the rest of the batch reaches the origin.
+#[test]
+fn a_full_list_of_damage_does_not_hold_good_data_back() {
+    let mut fixture = Fixture::new(Setup::small().table(CRC));
+    fixture.open();
+    for block in 0..100_u64 {
+        fixture.write(block * 8192, &[block as u8 + 1; 512], false);
+    }
+    fixture.write(8 << 20, &[0xAA; 4096], false);
+    fixture.flush();
+    for block in 0..100 {
+        corrupt(&fixture, block + 1);
+    }
+    fixture.target().set_draining(true);
+    (0..50).for_each(|_| fixture.tick(SECOND));
+    assert_eq!(fixture.fact("writeback_is_failing"), 1);
+    assert_eq!(fixture.fact("quarantined_bytes"), 96 * 512);
+    assert_eq!(fixture.disk.image()[8 << 20..][..4096], [0xAA; 4096]);
+    assert_eq!(fixture.try_read(99 * 8192, 512), Err(Status::Corrupt));
+}
+
 /// Three FUA writes in a log; the image with the key set of the second damaged.
 fn damaged_log(is_behind_dirty_tail: bool) -> Vec<u8> {
     let mut built = Builder::new(24);

@@ -13,7 +13,7 @@ use udm::pcache::layout::Geometry;
 use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, shared_words};
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
-use udm::shm::SharedWords;
+use udm::shm::{SharedStore, SharedWords};
 use udm::table::Word;
 use udm::target::{FactValue, Port, Target};
 use udm::units::{Nanos, SECOND};
@@ -71,6 +71,8 @@ pub struct Fixture {
     pub pmem: Arc<SimPmem>,
     pub disk: Arc<RamDisk>,
     pub shared: SharedWords,
+    /// Used in place of `shared`, until the machine is started again.
+    pub store: Option<SharedStore>,
     pub pcache: Option<Pcache>,
     pub port: Port,
     pub ring: Ring,
@@ -104,6 +106,7 @@ impl Fixture {
             pmem,
             disk,
             shared,
+            store: None,
             pcache: None,
             port: Port::new(0),
             ring: Ring::without_kernel(),
@@ -162,7 +165,8 @@ impl Fixture {
         let backing: Arc<dyn Disk> = self.disk.clone();
         let len = self.setup.backing_bytes;
         let pmem = self.pmem.clone();
-        let pcache = Pcache::open(args, len, pmem, backing, self.shared.clone(), &options)?;
+        let shared = self.store.clone().unwrap_or_else(|| self.shared.clone().into());
+        let pcache = Pcache::open(args, len, pmem, backing, shared, &options)?;
         self.pcache = Some(pcache);
         Ok(())
     }
@@ -334,8 +338,15 @@ impl Fixture {
         self.reboot();
     }
 
+    /// The runtime directory is gone.
+    pub fn lose_memory(&mut self) {
+        let words = shared_words(self.setup.stripes);
+        self.shared = SharedWords::private(words).in_boot(self.shared.boot());
+    }
+
     /// The machine is started again: shared memory is gone.
     pub fn reboot(&mut self) {
+        self.store = None;
         let words = shared_words(self.setup.stripes);
         self.shared = SharedWords::private(words).in_boot(next_boot());
     }

@@ -16,6 +16,7 @@ mod conformance;
 mod cuts;
 mod damage;
 mod defects;
+mod doubt;
 mod fixture;
 mod hostile;
 mod hot;

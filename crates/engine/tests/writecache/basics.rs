@@ -2,6 +2,7 @@
 
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
+use udm::disk::DiskIo;
 use udm::target::Target;
 use udm::units::SECOND;
 
@@ -193,4 +194,33 @@ fn an_attach_says_how_many_entries_of_all_it_has_read() {
     let step = fixture.progress.look().unwrap();
     assert_eq!((step.what, step.total), ("entries", Some(step.done)));
     assert!((200..256).contains(&step.done), "{} blocks of 4 KiB in a MiB", step.done);
+}
+
+/// Discards of an origin of 15 TiB in the pieces of an export: each is one I/O of the origin, and
+/// does not visit blocks that are not in the cache. (Otherwise this test takes minutes.)
+#[test]
+fn discards_cost_what_is_there() {
+    const ALL: u64 = 15 << 40;
+    const PIECE: u64 = 32 * MIB;
+    in_both_modes("4096 0", |fixture| {
+        let mut fixture = Fixture::new(&fixture.table, MIB, ALL);
+        fixture.open();
+        let last = ALL - 4096;
+        fixture.write(last, &[7; 4096], true);
+        let commits = fixture.fact("commits_total");
+        assert!(fixture.fact("index_bytes") < ALL / MIB, "memory");
+        for _ in 0..2 {
+            for offset in (0..ALL - PIECE).step_by(PIECE as usize) {
+                fixture.submit(Bio::bare(Op::Discard, offset, PIECE, false, 0));
+                let zeroes = fixture.port.ios.pop_front().unwrap();
+                assert_eq!((zeroes.offset, zeroes.len), (offset, PIECE));
+                let done = DiskIo { result: Ok(()), ..zeroes };
+                fixture.target.as_ref().unwrap().complete(done, &mut fixture.port);
+                assert!(fixture.port.ios.is_empty() && fixture.port.done.pop_front().is_some());
+            }
+        }
+        assert_eq!(fixture.fact("commits_total"), commits);
+        assert_eq!(fixture.target().extent(0, ALL).0, last);
+        assert_eq!(fixture.read(last, 4096), [7; 4096]);
+    });
 }

@@ -12,7 +12,7 @@ use udm::error::{Result, Status};
 use udm::pmem::sim::SimPmem;
 use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
-use udm::shm::SharedWords;
+use udm::shm::{SharedStore, SharedWords};
 use udm::table::Word;
 use udm::target::{FactValue, Port, Target};
 use udm::units::{Nanos, SECOND};
@@ -91,6 +91,8 @@ pub struct Fixture {
     pub cache: Cache,
     pub origin: Arc<SimDisk>,
     pub shared: SharedWords,
+    /// Used in place of `shared`, until the machine is started again.
+    pub store: Option<SharedStore>,
     pub target: Option<Writecache>,
     pub port: Port,
     pub ring: Ring,
@@ -123,6 +125,7 @@ impl Fixture {
             cache,
             origin,
             shared: SharedWords::private(shared_words(STRIPES)).in_boot(next_boot()),
+            store: None,
             target: None,
             port: Port::new(0),
             ring: Ring::without_kernel(),
@@ -152,7 +155,8 @@ impl Fixture {
         let origin: Arc<dyn Disk> = self.origin.clone();
         let len = origin.limits().size_bytes / u64::from(self.args().block_bytes)
             * u64::from(self.args().block_bytes);
-        let (args, shared) = (self.args(), self.shared.clone());
+        let shared = self.store.clone().unwrap_or_else(|| self.shared.clone().into());
+        let args = self.args();
         self.target = Some(match &self.cache {
             Cache::Memory(pmem) => {
                 let pmem: Arc<dyn Pmem> = pmem.clone();
@@ -341,7 +345,14 @@ impl Fixture {
 
     /// The machine is started again: shared memory is gone.
     pub fn reboot(&mut self) {
+        self.store = None;
         self.shared = SharedWords::private(shared_words(STRIPES)).in_boot(next_boot());
+    }
+
+    /// The runtime directory is gone.
+    pub fn lose_memory(&mut self) {
+        let boot = self.shared.boot();
+        self.shared = SharedWords::private(shared_words(STRIPES)).in_boot(boot);
     }
 
     /// The number or flag that the target calls `name`.

@@ -14,6 +14,7 @@ mod busy;
 mod crafted;
 mod dead;
 mod defects;
+mod doubt;
 mod errors;
 mod fixture;
 mod model;

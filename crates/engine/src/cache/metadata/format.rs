@@ -6,6 +6,8 @@ use super::block::{BLOCK_BYTES, Block, BlockKind};
 use super::btree::{self, NodeAt};
 use super::contents::Contents;
 use super::counts::{BLOCKS_MAX, Counts, IndexEntry, PER_BITMAP, build_bitmap, build_index};
+use super::doubt::Doubt;
+use super::source::read_one;
 use super::superblock::{Superblock, VERSION_MAX, check_data_sectors};
 use super::survey::Places;
 use super::transaction::{Transaction, erase_superblock};
@@ -13,6 +15,7 @@ use super::writer::{Change, Writer};
 use crate::buffer::Buffer;
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::Arc;
 
 /// The index is after the superblock.
@@ -32,6 +35,16 @@ pub struct Formatted {
 /// Formats a device of `device_blocks` blocks for a cache with blocks of `data_sectors` sectors,
 /// without slots.
 pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<Formatted> {
+    format_in_doubt(device_blocks, data_sectors, version, Doubt::default())
+}
+
+/// The same if devices failed a flush under an earlier cache.
+pub fn format_in_doubt(
+    device_blocks: u64,
+    data_sectors: u32,
+    version: u32,
+    doubt: Doubt,
+) -> Result<Formatted> {
     check_data_sectors(data_sectors)?;
     if !(1..=VERSION_MAX).contains(&version) {
         let message = format!("unknown metadata version {version}: use 1 or 2");
@@ -80,6 +93,7 @@ pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<For
     };
     let mut superblock = Superblock::fresh(version, data_sectors);
     superblock.fields.map.overflow.set(OVERFLOW_AT);
+    superblock.doubt = doubt;
     let mut writer = Writer::with(superblock.clone(), places, counts, device_blocks);
     // The superblock of a transaction without changes.
     let mut transaction = writer.prepare(&Change::of_superblock(superblock))?;
@@ -89,13 +103,21 @@ pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<For
 }
 
 /// Writes metadata with all of `contents` to `disk`, over any earlier content. The superblock
-/// provides all fields but roots and lengths. Until all of it is durable, the device is blank.
+/// provides all fields but roots and lengths. Until all of it is durable, the device is blank. A
+/// mark of devices that failed a flush stays.
 pub fn write_whole(
     disk: &Arc<dyn Disk>,
-    superblock: Superblock,
+    mut superblock: Superblock,
     contents: &Contents,
 ) -> Result<()> {
     superblock.check_writable()?;
+    if let Ok(block) = read_one(disk, 0)
+        && !mutants::is(Mutant::DoubtFormatted)
+    {
+        let Doubt { cache, origin } = Superblock::unchecked(&block).doubt;
+        superblock.doubt.cache |= cache;
+        superblock.doubt.origin |= origin;
+    }
     let blocks = disk.limits().size_bytes / BLOCK_BYTES as u64;
     let (data_sectors, version) = (superblock.fields.data_sectors.get(), superblock.version());
     let Formatted { mut transaction, writer } = format(blocks, data_sectors, version)?;

@@ -1,6 +1,8 @@
 //! Flushes against a model: a page cache that loses pages and reports that once, and rings that
 //! write and flush, driven by a seed.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -14,9 +16,17 @@ type Asked = (usize, usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     InFlight,
+    /// The same; a part of it is lost. An error that the ring gets meanwhile is not about it.
+    InFlightLost,
     Dirty,
     Durable,
     Lost,
+}
+
+impl Page {
+    fn is_in_flight(self) -> bool {
+        matches!(self, Page::InFlight | Page::InFlightLost)
+    }
 }
 
 struct Fixture {
@@ -24,6 +34,8 @@ struct Fixture {
     lives: Vec<Arc<()>>,
     /// All writes of each ring.
     pages: Vec<Vec<Page>>,
+    /// For each ring, the beginnings of its writes in flight.
+    begun: Vec<VecDeque<u64>>,
     /// Calls to the kernel that have not ended: the leader of each, and how many writes of each
     /// ring it covers.
     calls: Vec<(Asked, Vec<usize>)>,
@@ -46,6 +58,7 @@ impl Fixture {
             flushes: Flushes::default(),
             lives: (0..rings).map(|_| Arc::default()).collect(),
             pages: vec![Vec::new(); rings],
+            begun: vec![VecDeque::new(); rings],
             calls: Vec::new(),
             is_unreported: false,
             says_to_flushes,
@@ -62,7 +75,8 @@ impl Fixture {
         match self.prng.below(10) {
             0..3 => {
                 let life = Arc::downgrade(&self.lives[ring]);
-                self.flushes.pending_errors.begin_write(ring as u64, || life);
+                let begun = self.flushes.pending_errors.begin_write(ring as u64, || life);
+                self.begun[ring].push_back(begun);
                 self.pages[ring].push(Page::InFlight);
             }
             3..6 => self.end_write(ring),
@@ -73,11 +87,12 @@ impl Fixture {
     }
 
     fn end_write(&mut self, ring: usize) {
-        let Some(page) = self.pages[ring].iter_mut().find(|page| **page == Page::InFlight) else {
+        let Some(page) = self.pages[ring].iter_mut().find(|page| page.is_in_flight()) else {
             return;
         };
-        *page = Page::Dirty;
-        self.flushes.pending_errors.end_write(ring as u64);
+        *page = if *page == Page::InFlight { Page::Dirty } else { Page::Lost };
+        let begun = self.begun[ring].pop_front().expect("it began");
+        self.flushes.pending_errors.end_write(ring as u64, begun);
     }
 
     fn ask(&mut self, ring: usize) {
@@ -96,14 +111,20 @@ impl Fixture {
     /// Some dirty page reaches the device, or is lost.
     fn write_out(&mut self) {
         let ring = self.prng.below(self.lives.len() as u64) as usize;
-        let Some(page) = self.pages[ring].iter_mut().find(|page| **page == Page::Dirty) else {
+        let wanted = if self.prng.one_in(4) { Page::InFlight } else { Page::Dirty };
+        let Some(page) = self.pages[ring].iter_mut().find(|page| **page == wanted) else {
             return;
         };
-        if !self.prng.one_in(4) {
-            *page = Page::Durable;
+        let is_lost = self.prng.one_in(4);
+        *page = match (wanted, is_lost) {
+            (Page::InFlight, true) => Page::InFlightLost,
+            (Page::InFlight, false) => Page::InFlight,
+            (_, true) => Page::Lost,
+            (_, false) => Page::Durable,
+        };
+        if !is_lost {
             return;
         }
-        *page = Page::Lost;
         match self.says_to_flushes {
             true => self.is_unreported = true,
             false => {
@@ -113,10 +134,11 @@ impl Fixture {
         }
     }
 
-    /// Each requested flush may get the error, and so may the next one of each ring.
+    /// Each requested flush may get the error, and so may the next one of each ring, and the one
+    /// after each write that is in flight.
     fn note_failure(&mut self) {
-        for (may_hear, open) in self.may_hear.iter_mut().zip(&self.open) {
-            *may_hear += open + 1;
+        for (ring, may_hear) in self.may_hear.iter_mut().enumerate() {
+            *may_hear += self.open[ring] + 1 + self.begun[ring].len();
         }
     }
 
@@ -133,6 +155,12 @@ impl Fixture {
                 let fails = self.prng.one_in(16);
                 *page = if fails { Page::Lost } else { Page::Durable };
                 is_lost |= fails;
+            }
+            for page in pages.iter_mut().filter(|page| **page == Page::InFlight) {
+                if self.prng.one_in(16) {
+                    *page = Page::InFlightLost;
+                    is_lost = true;
+                }
             }
         }
         let is_good = !(std::mem::take(&mut self.is_unreported) || is_lost);
@@ -171,7 +199,7 @@ impl Fixture {
         }
         // A last flush of each ring ends, and all requests get their results.
         for ring in 0..self.lives.len() {
-            while self.pages[ring].contains(&Page::InFlight) {
+            while !self.begun[ring].is_empty() {
                 self.end_write(ring);
             }
             self.ask(ring);
@@ -190,7 +218,7 @@ impl Fixture {
 
 /// How many writes have ended. They end in their order here.
 fn ended_of(pages: &[Page]) -> usize {
-    pages.iter().filter(|page| **page != Page::InFlight).count()
+    pages.iter().filter(|page| !page.is_in_flight()).count()
 }
 
 proptest! {
@@ -236,8 +264,12 @@ impl Plain {
     }
 
     fn write(&mut self, ring: u64) {
-        self.flushes.pending_errors.begin_write(ring, || Arc::downgrade(&self.life));
-        self.flushes.pending_errors.end_write(ring);
+        let begun = self.begin_write(ring);
+        self.flushes.pending_errors.end_write(ring, begun);
+    }
+
+    fn begin_write(&mut self, ring: u64) -> u64 {
+        self.flushes.pending_errors.begin_write(ring, || Arc::downgrade(&self.life))
     }
 
     fn flush(&mut self, ring: u64, result: Result<(), Status>) -> Result<(), Status> {
@@ -287,6 +319,22 @@ fn a_second_failure_does_not_erase_the_first() {
         assert_eq!(plain.flush(ring, Ok(())), Err(Status::Io), "ring {ring}");
         assert_eq!(plain.flush(ring, Ok(())), Ok(()), "ring {ring}");
     }
+}
+
+/// A long write may lose its first pieces to a failure that is answered before its last one ends.
+#[test]
+fn an_error_before_the_end_of_a_write_is_not_about_that_write() {
+    let mut plain = Plain::new();
+    let begun = plain.begin_write(1);
+    assert_eq!(plain.flush(1, FAILED), FAILED);
+    assert_eq!(plain.flush(1, Ok(())), Ok(()), "nothing was acknowledged since");
+    let losses = plain.flushes.pending_errors.losses();
+    assert!(plain.flushes.pending_errors.end_write(1, begun));
+    assert_eq!(plain.flushes.pending_errors.losses(), losses + 1, "other rings' clients get it");
+    assert_eq!(plain.flush(1, Ok(())), Err(Status::Io));
+    assert_eq!(plain.flush(1, Ok(())), Ok(()));
+    plain.write(1);
+    assert_eq!(plain.flush(1, Ok(())), Ok(()));
 }
 
 #[test]

@@ -29,6 +29,7 @@ const PATIENCE: usize = 60_000;
 struct Write {
     client: usize,
     pages: Range<u64>,
+    begun: u64,
 }
 
 /// The pages and versions that a client believes durable when a flush succeeds.
@@ -130,9 +131,9 @@ impl Fixture {
         }
         self.clients[client].in_flight += 1;
         let first = client as u64 * OWN + self.prng.below(OWN / PAGES) * PAGES;
-        let write = Write { client, pages: first..first + PAGES };
         let life = Arc::downgrade(&self.clients[client].life);
-        self.flushes.pending_errors.begin_write(client as u64, || life);
+        let begun = self.flushes.pending_errors.begin_write(client as u64, || life);
+        let write = Write { client, pages: first..first + PAGES, begun };
         let writer = Writer { file: self.file, ring: client as u64 };
         let bytes = write.pages.start * PAGE..write.pages.end * PAGE;
         match self.pacer.try_hold(writer, bytes.clone()) {
@@ -146,14 +147,14 @@ impl Fixture {
         self.copying.extend(self.pacer.take_admitted().into_iter().map(|(_, write)| write));
         let is_still = |write: &Write| self.out.range(write.pages.clone()).next().is_none();
         let Some(place) = self.copying.iter().position(is_still) else { return };
-        let Write { client, pages } = self.copying.remove(place);
+        let Write { client, pages, begun } = self.copying.remove(place);
         for page in pages.clone() {
             self.version += 1;
             self.dirty.insert(page, self.version);
             self.clients[client].ended.insert(page, self.version);
         }
         self.clients[client].in_flight -= 1;
-        self.flushes.pending_errors.end_write(client as u64);
+        self.flushes.pending_errors.end_write(client as u64, begun);
         let writer = Writer { file: self.file, ring: client as u64 };
         self.pacer.written(writer, pages.start * PAGE..pages.end * PAGE);
     }

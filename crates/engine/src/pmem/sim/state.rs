@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) syncs_left: Option<u64>,
     /// A sync has failed at some time.
     pub(super) has_given_up: bool,
+    /// Whether that is a failure of the medium.
+    pub(super) tells_failure: bool,
     /// Fences left until the state is put aside.
     pub(super) cut_in: Option<u64>,
     pub(super) cut: Option<Box<State>>,

@@ -33,11 +33,15 @@ pub(in crate::writecache) fn take_up(
     let is_ours = left.seqs.contains(seq) || is_believed;
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
-    if left.has_failed && is_ours {
+    let was_flushing = left.was_flushing && !mutants::is(Mutant::FoundUnsettled);
+    if (left.has_failed || was_flushing) && is_ours {
         rewrite(medium, geometry)?;
     }
     if is_ours {
-        rewrite_blocks(medium, geometry, &left.overwritten, &mut found.notes)?;
+        // A flush that failed after its server's death may have lost any data that it covered.
+        let held = left.held.iter().map(|held| held.1).filter(|_| was_flushing);
+        let slots: Vec<u32> = left.overwritten.iter().copied().chain(held).collect();
+        rewrite_blocks(medium, geometry, &slots, &mut found.notes)?;
     }
     if !is_ours || left.has_failed {
         if !wanted.is_empty() {

@@ -124,6 +124,7 @@ impl Writecache {
     }
 
     fn cache_flush(&self) -> DiskIo {
+        self.lists.memory().begin_flush();
         self.device.io(Op::Flush, 0, Buffer::empty(), TOKEN_COMMIT)
     }
 
@@ -189,6 +190,10 @@ impl Writecache {
         result: Result<(), Status>,
         port: &mut Port,
     ) -> Option<Ended> {
+        let is_flush = matches!(round.phase, Phase::EntriesFlush | Phase::CounterFlush);
+        if is_flush && (result.is_ok() || mutants::is(Mutant::CacheFlushErrorIgnored)) {
+            self.lists.memory().end_flush();
+        }
         #[cfg(feature = "mutants")]
         if wrong::steps() {
             return self.disk_round_step_wrongly(round, result, port);
