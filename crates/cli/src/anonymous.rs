@@ -70,7 +70,7 @@ pub fn anonymous(text: &str, own: &[&str]) -> String {
         let word = word.trim_end_matches(['.', ':']);
         if word.contains('/') || word.contains(JOINT) {
             names.extend(word.split(is_inside).filter(|part| is_name(part)).map(str::to_owned));
-            // Elsewhere, as in the log, the same path may stand unescaped.
+            // In other places, as in the log, the same path may stand unescaped.
             let whole = word.split(|c| is_inside(c) && !JOINT.contains(c));
             names.extend(whole.filter(|part| is_name(part)).map(|part| part.replace(JOINT, " ")));
         }

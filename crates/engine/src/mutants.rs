@@ -128,12 +128,6 @@ list_mutants! {
     PartForgetsFua,
     }
 
-    /// Bugs that need a suspend while the background is at work.
-    SUSPENDS {
-    /// pcache: a suspend logs the open keys before the background has stopped.
-    SuspendedLate,
-    }
-
     /// Bugs that need tables of several lines, or requests of several pieces of which some fail.
     PIECES {
     /// In a request across lines, the last child's status counts.

@@ -246,8 +246,7 @@ impl Pcache {
 
     /// Whether collection has to stop, because the cache is suspended.
     pub(super) fn has_stopped(&self) -> bool {
-        let ignores = mutants::is(Mutant::SuspendSeenEarly) || mutants::is(Mutant::SuspendedLate);
-        self.background.is_suspended() && !ignores
+        self.background.is_suspended() && !mutants::is(Mutant::SuspendSeenEarly)
     }
 
     /// Starts write-back if it is time.

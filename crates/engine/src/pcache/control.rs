@@ -16,11 +16,9 @@ impl Pcache {
         if mutants::is(Mutant::DetachedSaidEarly) {
             self.identity.say_at_rest(None);
         }
-        if !mutants::is(Mutant::SuspendedLate) {
-            self.background.set_suspended(true);
-            // Collection in progress logs keys again: it sees that it has to stop.
-            drop(self.background.lock());
-        }
+        self.background.set_suspended(true);
+        // Collection in progress logs keys again: it sees that it has to stop.
+        drop(self.background.lock());
         self.close_all(false).map_err(|error| {
             self.background.set_suspended(false);
             self.signals.work();
@@ -32,9 +30,7 @@ impl Pcache {
                 kind,
                 format!("pcache: {}: open key sets cannot be logged", self.media.name()),
             )
-        })?;
-        self.background.set_suspended(true);
-        Ok(())
+        })
     }
 
     /// The server detaches. The label records this if all acknowledged writes are in the log;

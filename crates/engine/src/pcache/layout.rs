@@ -443,7 +443,7 @@ impl std::fmt::Display for Position {
 pub enum Record<'a> {
     /// A key set; its bytes are `24 + 40 * keys.len()`.
     Keys(&'a [Key]),
-    /// The log goes on at the start of this logical segment.
+    /// The log continues at the start of this logical segment.
     Last(u32),
 }
 
@@ -452,7 +452,7 @@ pub enum Record<'a> {
 pub enum Heading {
     /// A key set of this many keys, if its CRC is right.
     Keys(usize),
-    /// The log goes on at the start of this logical segment.
+    /// The log continues at the start of this logical segment.
     Last(u32),
 }
 

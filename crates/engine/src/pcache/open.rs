@@ -370,8 +370,8 @@ impl Opening<'_> {
     }
 }
 
-/// Stores all data again if a sync of the medium has failed, or if that is not known. Returns a note
-/// for the user.
+/// Stores all data again if a sync of the medium has failed, or if that is not known. Returns a
+/// note for the user.
 fn store_again(media: &Media, has_failed: bool, is_in_doubt: bool) -> Result<Option<String>> {
     const LOST: &str = "the shared memory of the last server, which would tell whether a flush of \
                         the cache device has failed, was not found";

@@ -392,25 +392,22 @@ impl Pcache {
                 port.ios.push_back(DiskIo::bare(disk, Op::WriteZeroes, at, zeroes, token));
                 continue;
             }
-            let len = match is_alone {
-                true => alone(&writeback.writes.runs, &mut writeback.writes.next),
-                false => merge(&writeback.writes.runs, &mut writeback.writes.next),
-            };
+            let longest = if is_alone { 0 } else { WRITE_BYTES_MAX };
+            let len = merge(&writeback.writes.runs, &mut writeback.writes.next, longest);
             let runs = &writeback.writes.runs[first..writeback.writes.next];
             let mut buffer = port.pool.take(len as usize);
             if let Err(status) = self.load_runs(runs, &mut buffer) {
                 port.pool.put(buffer);
                 if runs.len() > 1 {
                     // One of them is bad: from here on one by one, to find out which.
-                    is_alone = true;
-                    writeback.writes.next = first;
-                } else {
-                    // If it cannot be listed, the rest of the batch is still written.
-                    if !mutants::is(Mutant::QuarantineLate) && self.set_aside(runs[0]).is_err() {
-                        writeback.writes.unlisted = Some(status);
-                    }
-                    writeback.writes.damaged.push(runs[0].offset);
+                    (is_alone, writeback.writes.next) = (true, first);
+                    continue;
                 }
+                // If it cannot be listed, the rest of the batch is still written.
+                if !mutants::is(Mutant::QuarantineLate) && self.set_aside(runs[0]).is_err() {
+                    writeback.writes.unlisted = Some(status);
+                }
+                writeback.writes.damaged.push(runs[0].offset);
                 continue;
             }
             let is_zero = len >= ZEROES_BYTES_MIN && buffer.as_slice().iter().all(|&b| b == 0);
@@ -582,20 +579,15 @@ fn place_of(key: &Key) -> Place {
     Place::new(key.segment.get(), key.segment_off.get(), key.generation.get())
 }
 
-/// Advances `next` over one run and returns its length.
-fn alone(runs: &[Run], next: &mut usize) -> u64 {
-    *next += 1;
-    runs[*next - 1].len
-}
-
-/// Advances `next` over runs that are neighbours and returns their length together.
-fn merge(runs: &[Run], next: &mut usize) -> u64 {
+/// Advances `next` over a run, and over further ones that are neighbours while they are at most
+/// `longest` together. Returns their length.
+fn merge(runs: &[Run], next: &mut usize, longest: u64) -> u64 {
     let first = runs[*next];
     let mut len = first.len;
     *next += 1;
     while let Some(run) = runs.get(*next)
         && run.offset == first.offset + len
-        && len + run.len <= WRITE_BYTES_MAX
+        && len + run.len <= longest
     {
         len += run.len;
         *next += 1;

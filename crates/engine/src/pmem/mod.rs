@@ -101,8 +101,8 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// them.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
 
-    /// As [`Pmem::load`], but a medium that cannot be read here is not failed by it: other loads and
-    /// stores work as before. Slower.
+    /// As [`Pmem::load`], but a medium that cannot be read here is not failed by it: other loads
+    /// and stores work as before. Slower.
     fn probe(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
         self.load(at, into)
     }
