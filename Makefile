@@ -17,17 +17,20 @@ SEED ?= $(shell date +%s)
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
-# Writes whose client changes its memory meanwhile, the same.
-PCACHE_NET = $(CARGO) test --locked -p udm --features mutants --test pcache every_mutant
+# Writes whose client changes its memory meanwhile, flushes that failed, and clients that wait, the
+# same.
+OTHER_NETS = $(CARGO) test --locked -p udm --features mutants --test pcache --test writecache -- \
+  every_mutant a_bug_that
 # Drains, and power cuts after orderly ends, the same.
 ENDS = $(CARGO) test --locked -p udm --features mutants --test ends
 # Flushes of disks, and requests that are parts of blocks, the same.
 FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib -- disk:: device::tests::telling device::tests::parts
 # The simulation, with those deliberate bugs that it must find.
 SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
-# Interleavings of threads, and of memory accesses, with deliberate bugs to find.
-SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib schedules::
-# Two seconds of tests: to optimize them would take a minute.
+# Interleavings of threads, and of memory accesses, with deliberate bugs to find. To optimize the
+# code fully would take longer than the tests.
+SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle \
+  --config profile.dev.package.udm.opt-level=1 --lib schedules::
 ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings:: \
   --config profile.dev.package.udm.opt-level=0
 # Property tests try the same cases in each run; `make soak` tries others.
@@ -36,7 +39,8 @@ FIXED_SEEDS = PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1}
 CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 # The same with the features that the explorers are built with.
 CLIPPY_NETS = \
-  $(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --test ends --locked -- -D warnings && \
+  $(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --test writecache --test ends \
+    --locked -- -D warnings && \
   $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings && \
   $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 # The pages of the libraries: every link leads somewhere.
@@ -78,7 +82,7 @@ test:
 	@CARGO=$(CARGO) scripts/run-tests.sh
 
 # Longer: lints, deliberate bugs and races that the tests must find, a quarter of the schedules,
-# studies, fuzzing, and 20 cases of servers that are killed. Each step has a limit, about five times what
+# fuzzing, and 20 cases of servers that are killed. Each step has a limit, about five times what
 # it takes on two idle cores (scripts/steps.sh).
 prove:
 	@scripts/install-tools.sh
@@ -86,12 +90,10 @@ prove:
 	  clippy 900 '$(CLIPPY)' \
 	  'clippy, engine features' 600 '$(CLIPPY_NETS)' \
 	  'links of the documentation' 400 '$(DOC)' \
-	  'all studies, small' 900 '$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored' \
 	  'hostile input' 600 'UDM_FUZZ_TIMES=10 $(CARGO) test --workspace --locked --test replay' \
 	  'deliberate bugs of the explorer' 1500 '$(EXPLORE) every_mutant' \
-	  'flushes of disks' 600 '$(FLUSHES)' \
 	  'deliberate bugs of cache' 600 '$(CACHE_NET) every_mutant' \
-	  'deliberate bugs of pcache' 600 '$(PCACHE_NET)' \
+	  'deliberate bugs of pcache and writecache' 600 '$(OTHER_NETS)' \
 	  'orderly ends' 600 '$(ENDS)' \
 	  simulation 600 '$(SIMULATE)' \
 	  schedules 1500 'SCHEDULES_SHARE=4 $(SCHEDULES)' \
@@ -161,6 +163,7 @@ fuzz:
 
 explore:
 	$(EXPLORE) -- --nocapture
+	$(FLUSHES)
 	$(SIMULATE)
 
 schedules:

@@ -61,5 +61,9 @@ for ((at = seed; SECONDS < end; at++)); do
   PROPTEST_RNG_SEED=$at cargo test -q --release --locked -p udm -p udm-export --lib
 done
 
+# Those that the normal tests leave out, once.
+echo "== all studies, small"
+cargo test -q --release --locked -p udm-bench -p udm --test bench --test cache_memory -- --ignored
+
 echo "== torture: $part seconds from seed $seed"
 cargo test -q --release --locked -p udm-cli --test torture -- --seconds "$part" --seed "$seed"
