@@ -157,7 +157,9 @@ fn a_server_that_died_leaves_a_cache_that_does_not_lose_its_end() {
     let line = bench.udm.refused(&["create", "vol", "--table", &table]);
     assert!(line.contains("is dirty: write it back first"), "{line}");
     bench.create(16, 32, "writeback");
-    assert_eq!(bench.blocks()[2], dirty, "after a crash only what was dirty is dirty");
+    // The policy writes blocks back until the kill.
+    let left = bench.blocks()[2];
+    assert!((1..=dirty).contains(&left), "only what was dirty is dirty after a crash: {left}");
     assert!(read_export(&bench.udm, &bench.uri) == data);
 }
 
