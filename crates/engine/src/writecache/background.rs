@@ -102,6 +102,15 @@ impl Writecache {
         }
     }
 
+    /// Blocks have become ready to be committed or written back, or a slot free: wakes the
+    /// background if a bio waits for a slot. It may sleep until a later time, at which it would
+    /// look again.
+    pub(super) fn tell_of_progress(&self) {
+        if self.room.is_short() {
+            self.events.work();
+        }
+    }
+
     /// See [`Target::tick`](crate::target::Target::tick).
     pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let mut background = self.background.lock();

@@ -308,9 +308,10 @@ impl Writecache {
         if self.plan.is_pmem() {
             // If another thread is committing, that is enough, and this thread need not wait for
             // it.
-            let commit = self.commits.commit.try_lock();
-            if commit.is_ok_and(|mut commit| self.memory_round(&mut commit.round)) {
-                self.signal_room();
+            if let Ok(mut commit) = self.commits.commit.try_lock() {
+                let freed = self.memory_round(&mut commit.round);
+                drop(commit);
+                self.tell_of_memory_round(freed);
             }
             return;
         }
@@ -319,15 +320,23 @@ impl Writecache {
 
     /// Mode `p`: rounds until `round` has ended.
     pub(super) fn commit_until(&self, round: u64) {
-        let mut freed = false;
         while !self.is_past(round) {
             let mut commit = self.commits.lock();
             if !self.is_past(round) {
-                freed |= self.memory_round(&mut commit.round);
+                let freed = self.memory_round(&mut commit.round);
+                drop(commit);
+                self.tell_of_memory_round(freed);
             }
         }
+    }
+
+    fn tell_of_memory_round(&self, freed: bool) {
         if freed {
             self.signal_room();
+        }
+        // Its blocks can be written back.
+        if !mutants::is(Mutant::MemoryRoundUnheard) {
+            self.tell_of_progress();
         }
     }
 

@@ -110,6 +110,14 @@ list_mutants! {
     FailedSyncForgotten,
     }
 
+    /// writecache: what lets waiting clients go on does not wake the background.
+    WRITECACHE_WAITS {
+    /// The end of an overwrite in place does not.
+    OverwriteEndUnheard,
+    /// The end of a discard does not.
+    ZeroingEndUnheard,
+    }
+
     /// writecache: races that only colliding threads show.
     WRITECACHE_RACES {
     /// Write-back copies the list of ranges that are being zeroed before it locks a stripe.
@@ -144,5 +152,7 @@ list_mutants! {
     OverwritingFreed,
     /// A block is overwritten while a discard is zeroing it.
     OverwrittenWhileZeroed,
+    /// The end of a round in memory does not wake write-back, which clients wait for.
+    MemoryRoundUnheard,
     }
 }

@@ -125,5 +125,8 @@ impl Writecache {
         self.lists.tell();
         // A discard may have waited for the write.
         self.jobs.zeroing.tell();
+        if !mutants::is(Mutant::OverwriteEndUnheard) {
+            self.tell_of_progress();
+        }
     }
 }

@@ -367,8 +367,8 @@ impl Writecache {
         drop(locked);
         // A slot that it replaced is free, or there are more blocks to be committed and written
         // back.
-        if self.room.is_short() && !mutants::is(Mutant::PublishUnheard) {
-            self.events.work();
+        if !mutants::is(Mutant::PublishUnheard) {
+            self.tell_of_progress();
         }
         self.lists.tell();
         true

@@ -190,19 +190,27 @@ impl Writecache {
             if io.op == Op::Flush {
                 self.origin.count_flush_failure();
             }
-            self.jobs.zeroing.end(blocks);
+            self.end_zeroing(blocks);
             return port.finish(bio, Err(status));
         }
         self.counts.discards.fetch_add(blocks.1 - blocks.0, Ordering::Relaxed);
         if !has_cached {
-            self.jobs.zeroing.end(blocks);
+            self.end_zeroing(blocks);
             // The origin's flush is owed to the next flush of a client.
             self.origin.count_bypass();
             return if bio.fua { self.make_durable(bio, port) } else { port.finish(bio, Ok(())) };
         }
         self.drop_range(blocks);
-        self.jobs.zeroing.end(blocks);
+        self.end_zeroing(blocks);
         self.make_durable(bio, port);
+    }
+
+    /// The range is zeroed, or the discard has failed: its blocks may be written back again.
+    fn end_zeroing(&self, blocks: (u64, u64)) {
+        self.jobs.zeroing.end(blocks);
+        if !mutants::is(Mutant::ZeroingEndUnheard) {
+            self.tell_of_progress();
+        }
     }
 
     /// Drops every committed block of the range.

@@ -23,3 +23,4 @@ mod overwrite;
 mod recovery;
 mod refusals;
 mod vectors;
+mod waiting;
