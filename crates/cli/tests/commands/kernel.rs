@@ -5,10 +5,10 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::common::{Udm, text};
 
@@ -18,6 +18,10 @@ const ORIGIN_BYTES: u64 = 400 << 20;
 /// Only a kernel that hangs runs so long: it takes half a minute on idle processors, and ten times
 /// as long when they are busy.
 const HANGS_AFTER: Duration = Duration::from_secs(900);
+
+/// Such a kernel may lose the signal of its only timer. Then nothing that sleeps in it wakes up. A
+/// signal too many does not harm it.
+const NUDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// Boots a kernel that runs `payload` as its first process, with the file `disk` as `/dev/ubda`.
 /// Returns its output. A kernel that hangs is ended.
@@ -41,13 +45,28 @@ fn boot(udm: &Udm, payload: &str, disk: &Path, memory: &str) -> String {
         .spawn()
         .unwrap();
     let start = Instant::now();
+    let mut nudged = start;
     while kernel.try_wait().unwrap().is_none() && start.elapsed() < HANGS_AFTER {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
+        if nudged.elapsed() > NUDGE_AFTER && catches_alarms(&kernel) {
+            let _ = kill_process(Pid::from_child(&kernel), Signal::ALARM);
+            nudged = Instant::now();
+        }
     }
     // Its processes are processes here, and may outlive it.
     let _ = kill_process_group(Pid::from_child(&kernel), Signal::KILL);
     kernel.wait().unwrap();
     String::from_utf8_lossy(&std::fs::read(output).unwrap()).into_owned()
+}
+
+/// Whether the kernel has begun to handle the signals of its timer, which would end it otherwise.
+fn catches_alarms(kernel: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", kernel.id()));
+    let caught = status
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.is_some_and(|signals| signals >> (Signal::ALARM.as_raw() - 1) & 1 == 1)
 }
 
 /// Why this test cannot run here.
