@@ -6,8 +6,8 @@
 //! its writes in flight, dirty, or in write-out. A page that was dirty already still counts for the
 //! writer that holds it.
 //!
-//! 1. All held bytes fit into the budget. One write may exceed it and rule 2, if its file holds no
-//!    bytes. So stuck files cannot stop other files.
+//! 1. All held bytes fit into the budget. But a file that holds no bytes may always write once,
+//!    beyond it and against rule 2. So stuck files cannot stop other files.
 //! 2. A file holds at most [`SHARES`] times the free part of the budget, and a writer at most that
 //!    many times the free part of its file's share. So a writer that runs ahead has to wait while
 //!    there is still free budget, and a writer that holds little can use that. The bytes of a stuck
@@ -341,7 +341,7 @@ impl<W> Pacer<W> {
         }
         let by_file = self.files.get(&writer.file).map_or(0, |file| file.held);
         if by_file == 0 && bytes <= self.write_bytes_max() + 2 * PAGE && self.files.len() > 1 {
-            return self.held <= self.budget;
+            return true;
         }
         let Some(free) = self.budget.checked_sub(self.held + bytes) else { return false };
         let own = self.writers.get(&writer).map_or(0, |share| share.held) + bytes;

@@ -191,7 +191,8 @@ impl Fixture {
     fn check(&self) {
         let usage = self.pacer.usage();
         let used = usage.dirty + usage.under_write_out + usage.reserved;
-        let beyond = if self.files.len() > 1 { self.pacer.write_bytes_max() + 2 * PAGE } else { 0 };
+        let others = self.files.len() as u64 - 1;
+        let beyond = others * (self.pacer.write_bytes_max() + 2 * PAGE);
         assert!(used <= usage.budget + beyond, "{usage:?}");
         let real = self.unclean.len() as u64 * PAGE;
         assert!(real <= usage.dirty + usage.under_write_out, "{real} are unclean, {usage:?}");
