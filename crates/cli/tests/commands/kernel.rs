@@ -19,8 +19,8 @@ const ORIGIN_BYTES: u64 = 400 << 20;
 /// as long when they are busy.
 const HANGS_AFTER: Duration = Duration::from_secs(900);
 
-/// Such a kernel may lose the signal of its only timer. Then nothing that sleeps in it wakes up. A
-/// signal too many does not harm it.
+/// Such a kernel may lose the signal of its only timer: no sleep ends then. A signal too many does
+/// not harm it.
 const NUDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// Boots a kernel that runs `payload` as its first process, with the file `disk` as `/dev/ubda`.
